@@ -29,8 +29,10 @@ class ArchiverProcess:
         interval: str = "1s",
         program: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
+        more: tuple[str, ...] = (),
     ) -> None:
-        """`program`: another one in place of `trioha`; `environment`: variables besides the present ones."""
+        """`program`: another one in place of `trioha`; `environment`: variables besides the present ones;
+        `more`: arguments."""
         self._log_file = log_file
         with log_file.open("ab") as log:
             self._log_bytes = log.tell()
@@ -38,7 +40,7 @@ class ArchiverProcess:
                 [
                     *DIE_WITH_PARENT,
                     *(program or (sys.executable, "-m", "trioha")),
-                    *("archive", str(store), "--to", url, "--follow", "--interval", interval),
+                    *("archive", str(store), "--to", url, "--follow", "--interval", interval, *more),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -11,7 +11,6 @@ Other tables of the file are not read.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from math import inf
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, Final
 
 from attrs import fields, frozen
 
+from trioha.config.toml_table import read_table, table_of
 from trioha.errors import ConfigError
 from trioha.remoting.address import parse_address
 
@@ -56,32 +56,12 @@ class MonitorConfig:
 
 def read_config(path: Path) -> MonitorConfig:
     """Read a configuration file. Blocks. Raises ConfigError."""
-    try:
-        document = tomllib.loads(path.read_bytes().decode())
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", file=path) from None
-    except UnicodeDecodeError:
-        raise ConfigError("is not UTF-8", file=path, hint="save it as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"is not TOML: {error}", file=path) from None
-    if TABLE not in document:
-        raise ConfigError("has no table [monitor]", file=path, hint="write [monitor] above its keys")
-    known = ("addresses", "namesrv", "thresholds")
-    table = _table(document[TABLE], TABLE, known, file=path)
+    table = read_table(path, TABLE, ("addresses", "namesrv", "thresholds"))
     return MonitorConfig(
         _addresses(table, "addresses", file=path),
         _addresses(table, "namesrv", file=path),
         _thresholds(table.get("thresholds", {}), file=path),
     )
-
-
-def _table(value: Any, key: str, known: tuple[str, ...], *, file: Path) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError("is not a table", file=file, key=key, hint=f"write [{key}]")
-    for name in value:
-        if name not in known:
-            raise ConfigError("is unknown", file=file, key=f"{key}.{name}", hint=f"use {', '.join(known)}")
-    return value
 
 
 def _addresses(table: Mapping[str, Any], name: str, *, file: Path) -> tuple[str, ...]:
@@ -98,7 +78,7 @@ def _addresses(table: Mapping[str, Any], name: str, *, file: Path) -> tuple[str,
 def _thresholds(value: Any, *, file: Path) -> Thresholds:
     key = f"{TABLE}.thresholds"
     names = {field.name.replace("_", "-"): field.name for field in fields(Thresholds)}
-    table = _table(value, key, tuple(names), file=file)
+    table = table_of(value, key, tuple(names), file=file)
     for name, number in table.items():
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < inf:
             hint = f"write {name} = 30"

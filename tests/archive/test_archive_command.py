@@ -2,16 +2,20 @@
 
 import json
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
 
 from tests.archive.support import Log, archived, reader_of
 from tests.archiver import ArchiverProcess, wait_archived
+from tests.metrics.scraping import documented, families_of, parsed, scrape, value
+from tests.ports import free_port
 from tests.store.support import copy_store
+from tests.waiting import wait_until
 from trioha.archive.objects import ObjectFolder
 from trioha.cli import main
-from trioha.cli.archive import parse_duration_s
+from trioha.cli.archive_file import parse_duration_s
 from trioha.errors import ConfigError
 
 pytestmark = pytest.mark.process
@@ -138,6 +142,82 @@ def test_damage_is_exit_code_1(log, capsys, url):
     code, _, err = run(capsys, str(log.store), "--to", url)
     assert code == 1
     assert f"no valid record at offset {end}: the body's CRC" in err
+
+
+def stores_file(path, *stores, head=""):
+    """A file for --config."""
+    tables = (f"[[archive.stores]]\nstore = '{store}'\nto = '{to}'\n" for store, to in stores)
+    path.write_text("[archive]\n" + head + "".join(tables))
+    return str(path)
+
+
+def test_of_several_stores_a_damaged_one_ends_no_other(log, tmp_path, capsys):
+    other = copy_store("store-4.9.7", tmp_path)
+    end = log.end_offset
+    log.append(2)
+    log.write(end + 90, b"!")
+    urls = [f"file://{tmp_path}/archive-{name}" for name in "ab"]
+    file = stores_file(
+        tmp_path / "stores.toml", (log.store, urls[0]), (other, urls[1]), head="keep = '36500d'\n"
+    )
+    code, out, err = run(capsys, "--config", file)
+    assert code == 1
+    assert f"{log.store}: " in err
+    assert f"no valid record at offset {end}" in err
+    assert f"{other}: archived up to offset 134091: 3 new objects" in out
+    assert archived(ObjectFolder.open(urls[0])) == (0, log.data()[:end])
+    assert archived(ObjectFolder.open(urls[1]))[1]
+    code, out, _ = run(capsys, "--config", file, "--json")
+    assert [json.loads(line)["url"] for line in out.splitlines()] == [urls[1]]
+
+
+def test_a_file_of_stores_that_cannot_be_used_is_one_line(log, tmp_path, capsys, url):
+    file = tmp_path / "stores.toml"
+    good = stores_file(file, (log.store, url))
+    content = file.read_text()
+    for text, arguments, reason in (
+        (content, ("--to", url), "--config: --to cannot be beside it"),
+        ("", (), "has no table [archive]"),
+        ("[archive]\n", (), "archive.stores: has not between 1 and 64 tables"),
+        (content + "days = 1\n", (), "archive.stores[0].days: is unknown"),
+        (content + "keep = 5\n", (), "archive.stores[0].keep: is not a text"),
+        (content + "keep = '5'\n", (), "archive.stores[0].keep: '5' is not a duration"),
+        (content + f"[[archive.stores]]\nto = '{url}'\n", (), "archive.stores[1].store: is missing"),
+        (content + f"[[archive.stores]]\nstore = '/x'\nto = '{url}/'\n", (), "have the same to"),
+    ):
+        file.write_text(text)
+        code, out, err = run(capsys, "--config", good, *arguments)
+        assert (code, out) == (2, "")
+        assert reason in err
+        assert len(err.strip().splitlines()) == 1
+
+
+def test_an_archiver_has_metrics(log, url, tmp_path):
+    address = f"127.0.0.1:{free_port()}"
+    archiver = ArchiverProcess(
+        log.store, url, log_file=tmp_path / "log", interval="0.01s", more=("--metrics", address)
+    )
+    try:
+        wait_archived(archiver, url, log.end_offset)
+
+        def found():
+            status, _, text = scrape(address)
+            return status == 200 and f'trioha_archiver_offset_bytes{{url="{url}"}} {log.end_offset}.0' in text
+
+        wait_until(found, "the step is counted", within_s=60)
+        metrics = parsed(scrape(address)[2])
+        assert value(metrics, "trioha_archiver_state", url=url, state="running") == 1
+        assert value(metrics, "trioha_archiver_lag_bytes", url=url) == 0
+        assert abs(value(metrics, "trioha_archiver_complete_timestamp_seconds", url=url) - time.time()) < 3600
+        served = {
+            name: one for name, one in families_of(metrics).items() if name.startswith("trioha_archiver_")
+        }
+        assert served == {
+            name: one for name, one in documented().items() if name.startswith("trioha_archiver_")
+        }
+        assert len(served) == 7
+    finally:
+        archiver.stop()
 
 
 def test_what_cannot_be_used_is_one_line(log, tmp_path, capsys):

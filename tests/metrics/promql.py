@@ -11,7 +11,7 @@ _TOKENS = re.compile(
     r"""|(?P<sign>=~|!~|!=|==|<=|>=|[-+*/%^<>=(){},])"""
 )
 AGGREGATIONS = frozenset(("sum", "max", "min", "avg", "count", "topk"))
-FUNCTIONS = AGGREGATIONS | {"rate", "increase", "histogram_quantile", "label_values"}
+FUNCTIONS = AGGREGATIONS | {"rate", "increase", "histogram_quantile", "label_values", "time"}
 GROUPINGS = frozenset(("by", "without", "on", "ignoring", "group_left", "group_right"))
 OPERATORS = frozenset(("and", "or", "unless", "bool", "offset"))
 
