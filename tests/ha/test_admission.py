@@ -16,7 +16,7 @@ from tests.waiting import until
 from trioha.errors import ConfigError
 from trioha.ha.admission import Admission, AdmissionSettings
 from trioha.ha.probes import ProbeCount
-from trioha.net.tls import MutualTlsFiles, mutual_client_context, mutual_server_context
+from trioha.net.tls import MutualTls, MutualTlsFiles, mutual_client_context, mutual_server_context
 from trioha.recording.events import CloseReason
 
 
@@ -166,7 +166,7 @@ async def dial_tls(port, tls_files):
 async def test_a_slave_replicates_over_mutual_tls_and_is_known_by_its_certificate(log, tmp_path, authority):
     server_files = files(tmp_path / "server", authority, "127.0.0.1", common_name="master")
     slave_files = files(tmp_path / "slave-files", authority, "slave.example", common_name="slave-1")
-    master, replicas, events = make_master(log, tls=mutual_server_context(server_files))
+    master, replicas, events = make_master(log, tls=MutualTls.open(server_files))
     slave_log, _ = open_log(tmp_path / "slave")
     async with listening(master) as port:
         slave, _, _ = make_slave(slave_log, dialer=lambda _: dial_tls(port, slave_files))
@@ -191,7 +191,7 @@ async def test_a_peer_without_a_certificate_of_the_authority_gets_no_byte(log, t
     trusting = MutualTlsFiles(
         certificate=stranger.certificate, key=stranger.key, authority=server_files.authority
     )
-    master, _, _ = make_master(log, tls=mutual_server_context(server_files))
+    master, _, _ = make_master(log, tls=MutualTls.open(server_files))
     async with listening(master) as port:
         with trio.fail_after(20), pytest.raises(trio.BrokenResourceError):  # noqa: PT012 - either step may say it
             async with await dial_tls(port, trusting) as stream:
@@ -210,7 +210,7 @@ async def test_a_peer_without_a_certificate_of_the_authority_gets_no_byte(log, t
 async def test_a_slave_does_not_replicate_from_a_master_with_another_name(log, tmp_path, authority):
     server_files = files(tmp_path / "server", authority, "another.example")
     slave_files = files(tmp_path / "slave-files", authority, "slave.example")
-    master, _, _ = make_master(log, tls=mutual_server_context(server_files))
+    master, _, _ = make_master(log, tls=MutualTls.open(server_files))
     async with listening(master) as port:
         with trio.fail_after(20), pytest.raises(trio.BrokenResourceError) as raised:
             await dial_tls(port, slave_files)

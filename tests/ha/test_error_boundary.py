@@ -24,6 +24,7 @@ from trioha.ha.slave_progress import SlaveProgress
 from trioha.ha.state_changes import StateChanges
 from trioha.net.housekeeping import Housekeeping
 from trioha.net.outbox import Outbox
+from trioha.net.tls import MutualTls
 from trioha.net.transport import SocketTransport
 from trioha.store.commit_log import CommitLog
 
@@ -195,7 +196,7 @@ async def tls_slave(port, client_context):
 async def test_garbage_at_a_tls_port_ends_its_own_connection_only(log, contexts):
     server_context, client_context = contexts
     admission = AdmissionSettings(connections_per_peer_max=64)
-    master, _, _ = make_master(log, tls=server_context, admission=admission)
+    master, _, _ = make_master(log, tls=MutualTls(server_context, client_context), admission=admission)
     async with listening(master) as port, tls_slave(port, client_context) as honest:
         await honest.report(log.max_offset)
         await in_step(master, log)
@@ -226,7 +227,7 @@ async def test_garbage_at_a_tls_port_ends_its_own_connection_only(log, contexts)
 )
 async def test_any_error_of_tls_ends_its_own_connection_only(log, contexts, step, error, monkeypatch):
     server_context, client_context = contexts
-    master, _, _ = make_master(log, tls=server_context)
+    master, _, _ = make_master(log, tls=MutualTls(server_context, client_context))
     planted = []
 
     def fail_once(self, *args, **kwargs):

@@ -12,7 +12,7 @@ import trio
 import trustme
 
 from tests.node.wire import Wire, send_to
-from tests.node_process import run_node, run_trioha
+from tests.node_process import TriohaNode, run_node, run_trioha
 from tests.ports import free_port
 from tests.waiting import wait_until
 from trioha.errors import PeerError
@@ -197,6 +197,72 @@ def test_a_renewed_certificate_is_used_without_a_restart(tmp_path, start_node, a
 
     trio.run(renew)
     assert "Traceback" not in node.log()
+
+
+def issue(authority: trustme.CA, folder: Path) -> dict[str, Any]:
+    """A certificate for HA in a folder, in place of one that is there; its settings."""
+    folder.mkdir(exist_ok=True)
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(folder / "node.pem")
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    return {
+        "trioha.haTlsCert": folder / "node.pem",
+        "trioha.haTlsKey": folder / "node.pem",
+        "trioha.haTlsCa": folder / "ca.pem",
+    }
+
+
+@pytest.mark.full
+def test_renewed_certificates_for_ha_and_authorities_are_used_without_a_restart(tmp_path, start_node):
+    """Of a master, of its slave, and of what the slave trusts when it asks its master for the tables."""
+    old, renewed = trustme.CA(), trustme.CA()
+    ports = {name: tmp_path / f"{name}-files" for name in ("master", "slave")}
+    settings = {name: issue(old, folder) for name, folder in ports.items()}
+    pem, ca = ports["master"] / "node.pem", ports["slave"] / "ca.pem"
+    served = {"tls.server.certPath": pem, "tls.server.keyPath": pem}
+    port, ha_port = free_port(), free_port()
+
+    def start_master() -> TriohaNode:
+        return start_node(
+            "master",
+            role="ASYNC_MASTER",
+            listenPort=port,
+            haListenPort=ha_port,
+            **settings["master"],
+            **served,
+        )
+
+    master = start_master()
+    slave = start_node(
+        "slave",
+        role="SLAVE",
+        ha_master_address=f"127.0.0.1:{ha_port}",
+        **settings["slave"],
+        **{"tls.enable": "true", "tls.client.authServer": "true", "tls.client.trustCertPath": ca},
+        **{"trioha.masterAddress": f"127.0.0.1:{port}", "trioha.metadataSyncFirst": 50},
+        **{"trioha.metadataSyncPeriod": 100},
+    )
+    master.wait(connections=1)
+    for name, node in (("master", master), ("slave", slave)):
+        issue(renewed, ports[name])
+        node.wait_logged("the certificate for HA was renewed")
+    slave.wait_logged("the authority of servers was renewed")
+    # The connection of the old certificates goes on; the master's next process has renewed ones only.
+    assert master.status().connections
+    master.kill()
+    master = start_master()
+    master.wait(connections=1)
+    changes = topic_changes(slave)
+    assert sent(master.listen_address, "--topic", "Renewed", "--tls-ca", ca)["statuses"] == {"PUT_OK": 3}
+    slave.wait(max_offset=master.max_offset)
+    wait_until(lambda: topic_changes(slave) > changes, "the slave copies the topics of its master")
+    assert "Traceback" not in slave.log()
+
+
+def topic_changes(slave: TriohaNode) -> int:
+    """How often the copy of the master's topics has changed the slave's."""
+    metadata = slave.status().metadata
+    assert metadata is not None
+    return metadata.tables["topics"].changes
 
 
 def expired_certificate(authority: trustme.CA) -> trustme.LeafCert:

@@ -9,11 +9,11 @@ from trioha.config.broker import BrokerConfig
 from trioha.config.keys.security import ClientAuth, TlsMode
 from trioha.errors import ConfigError
 from trioha.net.tls import (
+    MutualTls,
     MutualTlsFiles,
     ServerTls,
     TlsFiles,
     client_context,
-    mutual_server_context,
     server_context,
 )
 
@@ -47,27 +47,24 @@ def name_server_tls(config: BrokerConfig) -> ssl.SSLContext | None:
     return client_context(authority, key="tls.client.trustCertPath")
 
 
-def mutual_tls_files(config: BrokerConfig) -> MutualTlsFiles | None:
-    """The files of mutual TLS at the HA port; None without it."""
+def mutual_tls(config: BrokerConfig) -> MutualTls | None:
+    """Mutual TLS of connections for HA; None without it. Blocks. Raises ConfigError."""
     if config.ha_tls_cert is None or config.ha_tls_key is None or config.ha_tls_ca is None:
         return None
-    return MutualTlsFiles(certificate=config.ha_tls_cert, key=config.ha_tls_key, authority=config.ha_tls_ca)
+    return MutualTls.open(
+        MutualTlsFiles(certificate=config.ha_tls_cert, key=config.ha_tls_key, authority=config.ha_tls_ca)
+    )
 
 
 def problems_of_files(config: BrokerConfig) -> tuple[ConfigError, ...]:
     """Why a node with these settings would not start, by the files that they name. Blocks."""
     problems = []
-    for check in (server_tls, name_server_tls, _check_mutual_tls, _check_rules):
+    for check in (server_tls, name_server_tls, mutual_tls, _check_rules):
         try:
             check(config)
         except ConfigError as problem:
             problems.append(problem)
     return tuple(problems)
-
-
-def _check_mutual_tls(config: BrokerConfig) -> None:
-    if (files := mutual_tls_files(config)) is not None:
-        mutual_server_context(files)
 
 
 def _check_rules(config: BrokerConfig) -> None:

@@ -32,6 +32,7 @@ from trioha.ha.state_changes import StateChanges, Subscription
 from trioha.net.descriptors import Gate, OpenGate
 from trioha.net.error_boundary import ErrorBoundary
 from trioha.net.listen import serve_listeners
+from trioha.net.tls import MutualTls
 from trioha.net.transport import SocketTransport, format_address
 from trioha.recording.events import CloseReason, EventSink, HaState
 from trioha.store.commit_log import CommitLog
@@ -80,7 +81,7 @@ class HaMaster(ABC):
         sink: EventSink,
         distinct_by_connection: bool = False,
         admission: AdmissionSettings | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: MutualTls | None = None,
         connection_ids: Iterator[int] | None = None,
     ) -> None:
         """`distinct_by_connection`: each connection is a replica of its own, for several slaves on one host.
@@ -201,7 +202,7 @@ class HaMaster(ABC):
                 if self._tls is None:
                     await self.serve_stream(transport, host=host, port=port)
                 else:
-                    await self._serve_tls(transport, self._tls, host=host, port=port)
+                    await self._serve_tls(transport, self._tls.server, host=host, port=port)
             finally:
                 await trio.aclose_forcefully(transport)
 

@@ -50,6 +50,21 @@ class MutualTlsFiles:
 
 
 @define
+class MutualTls:
+    """Mutual TLS of a node's connections for HA."""
+
+    server: ssl.SSLContext
+    """Of the next handshakes with slaves; another one when the certificates were renewed."""
+    client: ssl.SSLContext
+    """Of the next handshake with the master, likewise."""
+
+    @classmethod
+    def open(cls, files: MutualTlsFiles) -> MutualTls:
+        """Read the files. Blocks. Raises ConfigError for files that cannot be used."""
+        return cls(mutual_server_context(files), mutual_client_context(files))
+
+
+@define
 class ServerTls:
     """TLS of one server."""
 

@@ -28,7 +28,7 @@ from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.set_commit import SetQuorum, SetReplicas
 from trioha.ha.settings import HaSettings
 from trioha.ha.sync_state_set import SetObserver, SyncStateSet
-from trioha.net.tls import MutualTlsFiles, mutual_server_context
+from trioha.net.tls import MutualTls
 from trioha.node.controller_agent import epochs_of, known_confirm_offset
 from trioha.node.role_recording import SetRecorder, record_epoch, recorded_cut
 from trioha.node.roles import Control
@@ -138,9 +138,9 @@ def build_controlled(
     admission: AdmissionSettings,
     commit: GroupCommitSettings,
     connection_ids: Iterator[int],
-    tls_files: MutualTlsFiles | None,
+    tls: MutualTls | None,
 ) -> ControlledReplication:
-    """Replication for the role of `control`. Also limits dispatch. Raises ConfigError for TLS files.
+    """Replication for the role of `control`. Also limits dispatch.
 
     `admission` and `commit` are the settings of the default plane; `commit` counts copies by the set here.
     """
@@ -175,7 +175,7 @@ def build_controlled(
         sink=sink,
         epochs=lambda: epochs_of(store),
         admission=admission,
-        tls=mutual_server_context(tls_files) if tls_files is not None else None,
+        tls=tls,
         connection_ids=connection_ids,
         is_master=is_master,
     )

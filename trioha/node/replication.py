@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from itertools import count
@@ -12,7 +11,6 @@ import structlog
 import trio
 from attrs import field, frozen
 
-from trioha.broker.security_files import mutual_tls_files
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.config.keys.ha import DistinctBy, HaRole
 from trioha.config.keys.store import FlushDiskType
@@ -24,7 +22,7 @@ from trioha.ha.replicas import ConnectedReplicas, Replicas
 from trioha.ha.replicated_offset import ReplicatedOffset
 from trioha.ha.settings import HaSettings
 from trioha.net.descriptors import Gate
-from trioha.net.tls import mutual_client_context, mutual_server_context
+from trioha.net.tls import MutualTls
 from trioha.net.transport import SocketTransport
 from trioha.node.budget import DescriptorBudget
 from trioha.node.roles import Control
@@ -105,12 +103,10 @@ class Replication:
         budget: DescriptorBudget,
         control: Control | None = None,
         security: ClientSecurity = NO_SECURITY,
+        tls: MutualTls | None = None,
         check_master: Callable[[], Awaitable[str]] | None = None,
     ) -> Replication:
-        """`control` is that of controller mode; `check_master` that of `HaSlave`.
-
-        Raises ConfigError for TLS files that cannot be used.
-        """
+        """`control` is that of controller mode; `check_master` that of `HaSlave`."""
         commit_log = store.commit_log
         settings = HaSettings(
             heartbeat_interval_s=config.ha_send_heartbeat_interval / 1000,
@@ -120,10 +116,16 @@ class Replication:
             flow_bytes_per_s=config.max_ha_transfer_byte_in_second if config.ha_flow_control_enable else None,
             first_report_timeout_s=config.ha_first_report_timeout / 1000,
         )
-        tls_files = mutual_tls_files(config)
         if control is not None:
             return cls._controlled(
-                config, store, control, settings=settings, sink=sink, budget=budget, security=security
+                config,
+                store,
+                control,
+                settings=settings,
+                sink=sink,
+                budget=budget,
+                security=security,
+                tls=tls,
             )
         replicas = Replicas(
             gap_bytes_max=config.ha_max_gap_not_in_sync,
@@ -138,7 +140,7 @@ class Replication:
             sink=sink,
             distinct_by_connection=config.ha_distinct_by is DistinctBy.CONNECTION,
             admission=_admission(config, budget),
-            tls=mutual_server_context(tls_files) if tls_files is not None else None,
+            tls=tls,
             connection_ids=connection_ids,
         )
         commit_settings = _commit_settings(config)
@@ -156,6 +158,7 @@ class Replication:
                 settings=settings,
                 sink=sink,
                 connection_ids=connection_ids,
+                tls=tls,
                 check_master=check_master,
             )
         return cls(replicas, master, group_commit, slave, location, replicated)
@@ -171,10 +174,10 @@ class Replication:
         sink: EventSink,
         budget: DescriptorBudget,
         security: ClientSecurity,
+        tls: MutualTls | None,
     ) -> Replication:
         from trioha.node.controlled_replication import NamedMaster, build_controlled, build_follower  # noqa: PLC0415
 
-        tls_files = mutual_tls_files(config)
         connection_ids = count(1)
         ha = build_controlled(
             config,
@@ -185,14 +188,13 @@ class Replication:
             admission=_admission(config, budget),
             commit=_commit_settings(config),
             connection_ids=connection_ids,
-            tls_files=tls_files,
+            tls=tls,
         )
         role = control.role
         if role is None or role.is_master or role.master_address is None:
             keep_set = ha.keep_set if role is not None and role.is_master else None
             return cls(ha.replicas, ha.master, ha.group_commit, None, MasterLocation(None), keep_set=keep_set)
         location = NamedMaster(role.master_address, security=security)
-        tls = mutual_client_context(tls_files) if tls_files is not None else None
         slave = build_follower(
             config,
             store,
@@ -278,17 +280,15 @@ def _slave(
     settings: HaSettings,
     sink: EventSink,
     connection_ids: Iterator[int],
+    tls: MutualTls | None,
     check_master: Callable[[], Awaitable[str]] | None,
 ) -> HaSlave:
     from trioha.ha.replication_session import ReplicationSettings  # noqa: PLC0415
     from trioha.ha.slave import HaSlave  # noqa: PLC0415
 
-    tls_files = mutual_tls_files(config)
     return HaSlave(
         master_address=str(location),
-        connect=partial(
-            _connect, location, mutual_client_context(tls_files) if tls_files is not None else None
-        ),
+        connect=partial(_connect, location, tls),
         commit_log=store.commit_log,
         settings=settings,
         sink=sink,
@@ -302,7 +302,7 @@ def _slave(
 
 
 async def _connect(
-    location: MasterLocation | NamedMaster, tls: ssl.SSLContext | None, dialing: Callable[[str], None]
+    location: MasterLocation | NamedMaster, tls: MutualTls | None, dialing: Callable[[str], None]
 ) -> trio.abc.Stream:
     """A stream to the master. Raises OSError if it cannot be reached or authenticated."""
     address = await location.resolve()
@@ -310,7 +310,7 @@ async def _connect(
     transport = SocketTransport.from_stream(await trio.open_tcp_stream(address.host, address.port))
     if tls is None:
         return transport
-    stream = trio.SSLStream(transport, tls, server_hostname=address.host)
+    stream = trio.SSLStream(transport, tls.client, server_hostname=address.host)
     try:
         await stream.do_handshake()
     except trio.BrokenResourceError as error:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import trio
 from attrs import evolve, frozen
 
-from trioha.broker.security_files import name_server_tls, server_tls
+from trioha.broker.security_files import mutual_tls, name_server_tls, server_tls
 from trioha.config.broker import BrokerConfig
 from trioha.net.threads import run_in_thread
-from trioha.net.tls import ServerTls
+from trioha.net.tls import MutualTls, ServerTls
 from trioha.remoting.client import ClientSecurity
 from trioha.remoting.signature import Credentials
 
@@ -32,6 +32,8 @@ class Security:
     """None without aclEnable."""
     client: ClientSecurity
     """Of the node's own connections: to name servers, controllers, and its master."""
+    ha: MutualTls | None = None
+    """Of connections to slaves and to the master; None without TLS."""
     users: AuthStore | None = None
     """None without authenticationMetadataProvider."""
 
@@ -46,7 +48,8 @@ class Security:
             assert config.acl_file is not None, "load_config requires it with aclEnable"
             acl = await AclFile.open(config.acl_file)
         client_tls = await run_in_thread(partial(name_server_tls, config))
-        return cls(tls, acl, ClientSecurity(_credentials(config), client_tls))
+        ha = await run_in_thread(partial(mutual_tls, config))
+        return cls(tls, acl, ClientSecurity(_credentials(config), client_tls), ha)
 
     async def with_users(self, config: BrokerConfig) -> Security:
         """With the users of the store, which is locked. Raises StoreError, ConfigError."""
@@ -85,10 +88,12 @@ class Security:
         async with trio.open_nursery() as nursery:
             if self.acl is not None:
                 nursery.start_soon(self.acl.run)
-            if self.tls is not None:
-                from trioha.broker.renewed_certificate import keep_renewed  # noqa: PLC0415
+            if self.tls is None and self.ha is None and self.client.tls is None:
+                return
+            from trioha.broker.renewed_certificates import keep_renewed, renewals  # noqa: PLC0415
 
-                nursery.start_soon(keep_renewed, config, self.tls)
+            for renewal in renewals(config, clients=self.tls, ha=self.ha, own=self.client):
+                nursery.start_soon(keep_renewed, renewal)
 
 
 def _credentials(config: BrokerConfig) -> Credentials | None:

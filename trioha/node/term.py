@@ -225,7 +225,7 @@ class _Term:
 
 
 def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: EventSink) -> _Term:
-    """The parts for the role of `config`. Raises ConfigError for TLS files that cannot be used."""
+    """The parts for the role of `config`."""
     store, metadata, security = parts.store, parts.metadata, parts.security
     archive, budget, control = parts.archive, parts.budget, parts.control
     # Records have the port that clients dial, also if listenPort is 0.
@@ -238,6 +238,7 @@ def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: Ev
         budget=budget,
         control=control,
         security=security.client,
+        tls=security.ha,
         check_master=master_check(config, master, security=security.client).refusal,
     )
     store_tasks = StoreTasks.build(

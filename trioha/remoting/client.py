@@ -287,14 +287,14 @@ class RemotingClient:
             trio.lowlevel.reschedule(waiter.task)
 
 
-@frozen
+@define
 class ClientSecurity:
     """How a client signs and encrypts."""
 
     credentials: Credentials | None = None
     """Signs each request; None: requests are not signed."""
     tls: ssl.SSLContext | None = None
-    """Encrypts the connections; None: they are plain."""
+    """Encrypts the next connections, another one when the authorities were renewed; None: they are plain."""
 
 
 NO_SECURITY: Final = ClientSecurity()
