@@ -1,9 +1,11 @@
 """Handshakes that stall or are garbage, and rules that are replaced while requests run, on live nodes."""
 
+import base64
 import json
 import resource
 import socket
 import ssl
+import subprocess
 import sys
 import time
 from collections import Counter, deque
@@ -132,6 +134,81 @@ def test_stalled_and_garbled_handshakes_end_at_their_deadline_and_hold_up_no_cli
     # Lines about strangers are limited, and none is a traceback.
     assert "Traceback" not in node.log()
     assert node.log().count("TLS handshake") < STRANGERS / 5
+    node.stop()
+
+
+MANY: Final = 10_000
+STALLING: Final = """
+import base64, sys, trio
+
+host, port, first, count, hello = sys.argv[1], *map(int, sys.argv[2:5]), base64.b64decode(sys.argv[5])
+
+async def stall(number):
+    endpoint = trio.socket.socket()
+    try:
+        await endpoint.bind((f"127.0.{1 + number // 250}.{1 + number % 250}", 0))
+        await endpoint.connect((host, port))
+        await endpoint.send(hello)
+        while await endpoint.recv(4096):
+            pass
+    except ConnectionError:
+        # Refused with its bytes unread.
+        pass
+    finally:
+        endpoint.close()
+
+async def main():
+    async with trio.open_nursery() as nursery:
+        for number in range(first, first + count):
+            nursery.start_soon(stall, number)
+
+trio.run(main)
+"""
+"""Connections that begin a handshake and then wait until the node closes them, each from its own address."""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_ten_thousand_handshakes_that_stall_leave_the_node_alive_and_its_clients_served(tmp_path, start):
+    """In processes of 500, since each has few descriptors, as the node has. Places that are left are few: of
+    new clients some are refused until the handshakes have ended."""
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    node = start(
+        **{"tls.server.certPath": tmp_path / "server.pem", "tls.server.keyPath": tmp_path / "server.pem"}
+    )
+    host, port = endpoint(node.listen_address)
+    hello = base64.b64encode(client_hello())
+    with Client(node.listen_address) as plain, ExitStack() as processes:
+        strangers = [
+            processes.enter_context(
+                subprocess.Popen([sys.executable, "-c", STALLING, host, *map(str, (port, first, 500)), hello])
+            )
+            for first in range(0, MANY, 500)
+        ]
+        processes.callback(lambda: [one.kill() for one in strangers])
+        while any(one.poll() is None for one in strangers):
+            assert plain.send(50) == {"PUT_OK": 50}
+        assert [one.returncode for one in strangers] == [0] * len(strangers)
+        wait_until(lambda: counters(node)["connectionsOpen"] == 2, "connections of strangers are closed")
+        answer = run_trioha(
+            "load",
+            "--json",
+            "--broker",
+            node.listen_address,
+            "--count",
+            "50",
+            "--tls-ca",
+            tmp_path / "ca.pem",
+        )
+        assert json.loads(answer.stdout)["statuses"] == {"PUT_OK": 50}
+        found = counters(node)
+    assert found["tlsFailures"] + found["connectionsRefused"] == MANY
+    assert found["tlsFailures"] > STRANGERS
+    assert (found["bugs"], found["shortages"]) == (0, 0)
+    assert "Traceback" not in node.log()
+    assert len(node.log()) < 100_000
     node.stop()
 
 
