@@ -82,6 +82,7 @@ def stages() -> Iterator[Stage]:
     yield Stage("power-cut", "make power-cut N=5")
     yield Stage("faults", "make faults N=200")
     yield Stage("hostile", "make hostile N=1000000")
+    yield Stage("hostile-users", "make hostile N=200000 ARGS=--users")
     # A run that is cut has said which tests have failed.
     yield Stage("tests", "make test LEVEL=nightly ROCKETMQ_VERSIONS=all ARGS=-v")
     yield Stage("screenshots", "make screenshots")

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from tests.faults.metadata import GROUP, CommitLedger, Queue
 from trioha.errors import PeerError
-from trioha.remoting.client import RemotingClient, open_client
+from trioha.remoting.client import NO_SECURITY, ClientSecurity, RemotingClient, open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request
 from trioha.remoting.send_message import (
@@ -66,9 +66,17 @@ class Promise:
 class Producer:
     """Sends for as long as `run` lives, to whichever address is in use."""
 
-    def __init__(self, settings: LoadSettings, *, seed: int, commits: bool = True) -> None:
+    def __init__(
+        self,
+        settings: LoadSettings,
+        *,
+        seed: int,
+        commits: bool = True,
+        security: ClientSecurity = NO_SECURITY,
+    ) -> None:
         """`commits`: whether it also commits offsets, as a consumer of all that was promised."""
         self._commits = commits
+        self._security = security
         self._settings = settings
         self._seed = seed
         self._chance = random.Random(f"producer {seed}")
@@ -147,7 +155,7 @@ class Producer:
                 await self._address_known.wait()
                 continue
             try:
-                async with open_client(address) as client:
+                async with open_client(address, security=self._security) as client:
                     self._lost = trio.Event()
                     self._client = client
                     # A master that was killed does not have the last commits: all follow again.

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from tests.faults.cluster import exit_on_sigterm
-from tests.hostile.frame import Frame
 from tests.hostile.generator import frame_of
 from tests.hostile.run import Result, run_frames, run_seed
 
@@ -32,6 +31,7 @@ def main() -> int:
         "--only", type=_named, action="append", default=[], metavar="SEED:INDEX",
         help="send this frame alone to fresh nodes, and show it; may be given several times",
     )  # fmt: skip
+    parser.add_argument("--users", action="store_true", help="nodes check users, most frames are signed")
     parser.add_argument("--keep", action="store_true", help="keep the folder also if nothing was found")
     options = parser.parse_args()
     if options.count < 1 or not 0 <= options.seed < 1 << 23:
@@ -41,10 +41,13 @@ def main() -> int:
     failed = True
     try:
         if options.only:
-            found = [_alone(frame, root / str(number)) for number, frame in enumerate(options.only)]
+            found = [
+                _alone(seed, index, root / str(number), with_users=options.users)
+                for number, (seed, index) in enumerate(options.only)
+            ]
             failed = any(found)
         else:
-            failed = _run(options.seed, options.count, root)
+            failed = _run(options.seed, options.count, root, with_users=options.users)
     finally:
         if options.keep or failed:
             print(f"kept in {root}", file=sys.stderr)
@@ -53,31 +56,35 @@ def main() -> int:
     return int(failed)
 
 
-def _named(name: str) -> Frame:
+def _named(name: str) -> tuple[int, int]:
     seed, _, index = name.partition(":")
-    return frame_of(int(seed), int(index))
+    return int(seed), int(index)
 
 
-def _alone(frame: Frame, folder: Path) -> bool:
+def _alone(seed: int, index: int, folder: Path, *, with_users: bool) -> bool:
     """Send one frame, and say what came of it; whether it failed."""
+    frame = frame_of(seed, index, is_signed=with_users)
     print(f"{frame}, {frame.outcome}\n{len(frame.data)} bytes: {frame.data[:SHOWN_BYTES]!r}")
-    result = run_frames(frame.seed, [frame], folder, warm_up=0)
+    result = run_frames(seed, [frame], folder, warm_up=0, with_users=with_users)
     _show(result)
     return bool(result.findings)
 
 
-def _run(seed: int, count: int, root: Path) -> bool:
+def _run(seed: int, count: int, root: Path, *, with_users: bool) -> bool:
     def show_progress(done: int) -> None:
         if done and done % PROGRESS_FRAMES == 0:
             print(f"{done:,} of {count:,} frames", file=sys.stderr)
 
-    result = run_seed(seed, count, root / "run", on_progress=show_progress)
+    result = run_seed(seed, count, root / "run", with_users=with_users, on_progress=show_progress)
     _show(result)
     for finding in result.counters.findings:
         for frame in finding.suspects if 1 < len(finding.suspects) <= SUSPECTS_MAX else ():
-            _alone(frame, root / f"alone-{frame.index}")
+            _alone(frame.seed, frame.index, root / f"alone-{frame.index}", with_users=with_users)
     if result.findings:
-        print("one frame again: python -m tests.hostile --only SEED:INDEX", file=sys.stderr)
+        print(
+            f"one frame again: python -m tests.hostile {'--users ' if with_users else ''}--only SEED:INDEX",
+            file=sys.stderr,
+        )
     return bool(result.findings)
 
 

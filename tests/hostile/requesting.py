@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from struct import pack
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from tests.hostile.frame import Manner, Outcome
 from tests.hostile.requests import BINARY_ROWS, REQUESTS, SERVED, UNSERVED, Request
@@ -26,6 +26,8 @@ from tests.hostile.wire import (
 from tests.mutations.mutate import mutants
 from trioha.remoting.codec import FRAME_BYTES_MAX
 from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import request
+from trioha.remoting.signature import Credentials, signed
 
 SURE_HEADER_BYTES = 512 * 1024
 """A header up to this length is within every reader's limit."""
@@ -44,6 +46,12 @@ class Draft:
     opaque: int = 0
     manner: Manner = Manner.WHOLE
     must_be_refused: bool = False
+    call: Call | None = None
+    """The request that `data` is, if it may also be signed."""
+
+    def signed_data(self, user: Credentials) -> bytes:
+        """`data`, with a signature of the user where it is a request with all its parts in place."""
+        return self.data if self.call is None else self.call.signed(user).encode()
 
 
 @define
@@ -56,6 +64,11 @@ class Call:
     ext: list[tuple[str, str]] = field(factory=list)
     body: bytes = b""
     flag: int = 0
+
+    def signed(self, user: Credentials) -> Call:
+        """The same with the fields of a signature."""
+        fields = signed(request(self.code, ext_fields=dict(self.ext), body=self.body), user).ext_fields
+        return evolve(self, ext=list(fields.items()))
 
     def encode(self) -> bytes:
         if self.serialization == JSON:
@@ -91,7 +104,7 @@ def good_call(chance: random.Random, index: int, *, row: Request | None = None) 
 def _good(chance: random.Random, index: int) -> Draft:
     call = good_call(chance, index)
     manner = Manner.DRIBBLE if chance.random() < 0.02 else Manner.WHOLE
-    return Draft(call.encode(), f"request {call.code}", Outcome.ANSWERED, call.opaque, manner)
+    return Draft(call.encode(), f"request {call.code}", Outcome.ANSWERED, call.opaque, manner, call=call)
 
 
 def _field(chance: random.Random, index: int) -> Draft:
@@ -115,7 +128,9 @@ def _field(chance: random.Random, index: int) -> Draft:
     if len(data) - len(call.body) > SURE_HEADER_BYTES:
         return Draft(data, f"request {row.code}, {shown}", manner=Manner.WHOLE)
     manner = Manner.DRIBBLE if chance.random() < 0.005 and len(data) < 4096 else Manner.WHOLE
-    return Draft(data, f"request {row.code}, {shown}", Outcome.ANSWERED, call.opaque, manner, is_refused)
+    return Draft(
+        data, f"request {row.code}, {shown}", Outcome.ANSWERED, call.opaque, manner, is_refused, call
+    )
 
 
 def _literal(chance: random.Random, index: int) -> Draft:
@@ -144,7 +159,8 @@ def _keys(chance: random.Random, index: int) -> Draft:
     data = call.encode()
     if len(data) > SURE_HEADER_BYTES:
         return Draft(data, f"request {call.code}, {len(strange)} unknown fields")
-    return Draft(data, f"request {call.code}, {len(strange)} unknown fields", Outcome.ANSWERED, call.opaque)
+    said = f"request {call.code}, {len(strange)} unknown fields"
+    return Draft(data, said, Outcome.ANSWERED, call.opaque, call=call)
 
 
 def _unserved(chance: random.Random, index: int) -> Draft:
@@ -165,7 +181,7 @@ def _unserved(chance: random.Random, index: int) -> Draft:
 def _oneway(chance: random.Random, index: int) -> Draft:
     call = good_call(chance, index)
     call.flag = ONEWAY | chance.choice((0, 0, 4, 0x7FFFFFFC))
-    return Draft(call.encode(), f"one-way request {call.code}", Outcome.SILENT)
+    return Draft(call.encode(), f"one-way request {call.code}", Outcome.SILENT, call=call)
 
 
 def _response(chance: random.Random, index: int) -> Draft:

@@ -33,14 +33,14 @@ from tests.hostile.frame import Frame, Lane, Outcome
 from tests.hostile.generator import frame_of
 from tests.hostile.health import Health
 from tests.hostile.hostile_master import HostileMaster
-from tests.hostile.strangers import HANG_S, Batches, NodeGone, Target, attack, besiege
+from tests.hostile.strangers import HANG_S, PROBE_CODE, Batches, NodeGone, Target, attack, besiege
 from tests.node_process import TriohaNode
-from tests.users import PROVIDERS
+from tests.users import ADMIN, ALICE, CHECKED, PROVIDERS, STATUS_CODES, asked, create_user, entry, put_acl
 from tests.waiting import until
 from trioha.broker.info import CLIENTS_PREFIX
 from trioha.broker_status import BrokerStatus
 from trioha.errors import TriohaError
-from trioha.remoting.client import open_client
+from trioha.remoting.client import NO_SECURITY, ClientSecurity, open_client
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
 from trioha.remoting.runtime_table import parse_runtime_info
@@ -92,6 +92,8 @@ SETTINGS: Final[dict[str, Any]] = {
     "popInflightMessageThreshold": 64,
     **PROVIDERS,
 }
+USERS: Final = {**CHECKED, "authenticationWhitelist": f"{STATUS_CODES},{PROBE_CODE}"}
+"""Settings of nodes that check users: all but the status and the strangers' own request is signed."""
 
 
 @define
@@ -119,8 +121,10 @@ class Result:
 class Nodes:
     """The nodes of a run, by name."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, *, with_users: bool = False) -> None:
         self.folder = folder
+        self.with_users = with_users
+        """Whether they check users."""
         self.by_name: dict[str, TriohaNode] = {}
         self._stack = stack
         self.master = self._start("master", role="SYNC_MASTER", slaveTimeout=round(SLAVE_TIMEOUT_S * 1000))
@@ -134,7 +138,8 @@ class Nodes:
 
     def _start(self, name: str, **options: Any) -> TriohaNode:
         options |= {"trioha.recordDir": self.folder / "recordings" / name}
-        node = self.by_name[name] = TriohaNode(self.folder / name, **SETTINGS, **options)
+        users = USERS if self.with_users else {}
+        node = self.by_name[name] = TriohaNode(self.folder / name, **{**SETTINGS, **users, **options})
         self._stack.callback(lambda: node.kill() if node.is_running else None)
         return node
 
@@ -149,14 +154,24 @@ def run_frames(
     folder: Path,
     *,
     warm_up: int,
+    with_users: bool = False,
     on_progress: Callable[[int], None] = lambda _done: None,
 ) -> Result:
-    """Send these frames to fresh nodes in `folder` and check everything."""
+    """Send these frames to fresh nodes in `folder` and check everything.
+
+    `with_users`: the nodes check users.
+    """
     result = Result(seed)
     began_s = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        nodes = Nodes(folder, stack)
+        nodes = Nodes(folder, stack, with_users=with_users)
+        if with_users:
+            asked(
+                nodes.master.listen_address,
+                create_user(ALICE),
+                put_acl(ALICE, entry("Topic:*", "All"), entry("Group:g*", "All"), entry("*", "Get", "List")),
+            )
         world = _World(nodes, result, on_progress=on_progress)
         try:
             trio.run(world.run, frames, warm_up)
@@ -171,12 +186,17 @@ def run_frames(
 
 
 def run_seed(
-    seed: int, count: int, folder: Path, *, on_progress: Callable[[int], None] = lambda _done: None
+    seed: int,
+    count: int,
+    folder: Path,
+    *,
+    with_users: bool = False,
+    on_progress: Callable[[int], None] = lambda _done: None,
 ) -> Result:
     """The first `count` frames of a seed; see `run_frames`."""
-    frames = (frame_of(seed, index) for index in range(count))
+    frames = (frame_of(seed, index, is_signed=with_users) for index in range(count))
     warm_up = min(count // 5, WARM_UP_FRAMES_MAX)
-    return run_frames(seed, frames, folder, warm_up=warm_up, on_progress=on_progress)
+    return run_frames(seed, frames, folder, warm_up=warm_up, with_users=with_users, on_progress=on_progress)
 
 
 class _World:
@@ -188,7 +208,8 @@ class _World:
         self._counters = result.counters
         self._on_progress = on_progress
         self._hostile_master = HostileMaster(nodes.folder / "truth", file_bytes=FILE_BYTES)
-        self._producer = Producer(HONEST, seed=result.seed)
+        security = ClientSecurity(ADMIN) if nodes.with_users else NO_SECURITY
+        self._producer = Producer(HONEST, seed=result.seed, security=security)
         self._end_offset = -1
 
     def close(self) -> None:
@@ -218,7 +239,12 @@ class _World:
             first = self._health()
             if warm_up:
                 await self._send(
-                    (frame_of(WARM_UP_SEED, index) for index in range(warm_up)), to_master, is_last=False
+                    (
+                        frame_of(WARM_UP_SEED, index, is_signed=self._nodes.with_users)
+                        for index in range(warm_up)
+                    ),
+                    to_master,
+                    is_last=False,
                 )
                 self._counters.start_counting()
             await self._misled_is_there(for_slave)
