@@ -18,12 +18,14 @@ START_WITHIN_S = 600.0
 
 
 @contextmanager
-def grpc_proxy(version: str, name_servers: str, *, folder: Path, cluster: str) -> Iterator[str]:
-    """A proxy in cluster mode: the address of its gRPC port, until the block ends."""
+def grpc_proxy(
+    version: str, name_servers: str, *, folder: Path, cluster: str, **settings: object
+) -> Iterator[str]:
+    """A proxy in cluster mode with more settings: the address of its gRPC port, until the block ends."""
     port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
-    settings = folder / "rmq-proxy.json"
-    settings.write_text(
+    file = folder / "rmq-proxy.json"
+    file.write_text(
         json.dumps(
             {
                 "rocketMQClusterName": cluster,
@@ -32,6 +34,7 @@ def grpc_proxy(version: str, name_servers: str, *, folder: Path, cluster: str) -
                 "grpcServerPort": port,
                 "remotingListenPort": free_port(),
                 "localServeAddr": "127.0.0.1",
+                **settings,
             }
         )
     )
@@ -42,7 +45,7 @@ def grpc_proxy(version: str, name_servers: str, *, folder: Path, cluster: str) -
         main_class="org.apache.rocketmq.proxy.ProxyStartup",
         settings={},
         flags=JVM_FLAGS,
-        arguments=("-pc", str(settings)),
+        arguments=("-pc", str(file)),
     )
 
     def listens() -> bool:

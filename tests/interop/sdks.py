@@ -18,6 +18,7 @@ from typing import Any, Final
 from tests.interop.rocketmq import ToolchainError, java_sdk_jars
 from tests.processes import DIE_WITH_PARENT, environment_of_ours
 from trioha.cli.rocketmq_jars import cache_folder, java_tool
+from trioha.remoting.signature import Credentials
 
 PYTHON_SDK: Final = "rocketmq-python-client==5.1.2"
 NODE_SDK: Final = "rocketmq-client-nodejs@1.0.8"
@@ -99,12 +100,13 @@ class Sdk:
 
 
 @contextmanager
-def opened_sdk(language: str, endpoints: str, *, log: Path) -> Iterator[Sdk]:
-    """Clients of a proxy, until the block ends."""
+def opened_sdk(language: str, endpoints: str, *, log: Path, user: Credentials | None = None) -> Iterator[Sdk]:
+    """Clients of a proxy, until the block ends. The driver for Python signs as `user`."""
     command, environment = DRIVERS[language]()
+    account = () if user is None else (user.access_key, user.secret_key)
     with log.open("ab") as errors:
         process = subprocess.Popen(
-            [*DIE_WITH_PARENT, *command, endpoints],
+            [*DIE_WITH_PARENT, *command, endpoints, *account],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -13,12 +13,15 @@ import trio
 from attrs import frozen
 
 from tests.interop.asking import wait_for_groups
+from tests.interop.controller import eventually
 from tests.interop.java import JavaDriver, JavaError, JavaStore
+from tests.interop.members import Member
 from tests.interop.name_server import trioha_name_server
+from tests.interop.replica_group import cluster, replica_group
 from tests.interop.rocketmq import NEWEST
 from tests.interop.world import StartNode, running
 from tests.levels import by_level
-from tests.node_process import TriohaNode, run_trioha
+from tests.node_process import Answer, TriohaNode, run_trioha
 from tests.users import (
     ADMIN,
     ALICE,
@@ -34,7 +37,7 @@ from tests.users import (
 from tests.waiting import wait_until
 from trioha.auth.stored import FILE_NAME
 from trioha.remoting.client import open_client
-from trioha.remoting.codes import ResponseCode
+from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request
 from trioha.remoting.signature import Credentials, signed
 
@@ -353,14 +356,17 @@ def test_a_real_slave_of_a_trioha_master_signs_and_is_pushed_the_users(users: Us
     users.node.wait(connections=1)
     # Its requests for topics and offsets are signed: none is refused.
     wait_until(slave.sync_metadata, "the slave knows its master")
-    tools = tmp_path / "tools.yml"
-    tools.write_text(f"accessKey: {ADMIN.access_key}\nsecretKey: {ADMIN.secret_key}\n")
-    pushed = run_trioha(
-        "auth", "push", slave.listen_address, "--from", users.node.root, "--credentials", tools, "--json"
-    )
+    pushed = push_users(slave.listen_address, users.node.root, tmp_path)
     assert json.loads(pushed.stdout)["ok"]
     assert users_and_lists(slave.listen_address) == users_and_lists(users.node.listen_address)
     asked(users.node.listen_address, request(3003, ext_fields={"username": "ivan"}))
+
+
+def push_users(address: str, store: Path, folder: Path) -> Answer:
+    """Push the users of a store to a running broker."""
+    tools = folder / "tools.yml"
+    tools.write_text(f"accessKey: {ADMIN.access_key}\nsecretKey: {ADMIN.secret_key}\n")
+    return run_trioha("auth", "push", address, "--from", store, "--credentials", tools, "--json")
 
 
 def test_stores_are_taken_over_in_both_directions(
@@ -399,3 +405,69 @@ def test_stores_are_taken_over_in_both_directions(
     assert codes == [ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION]
     assert (root / "config" / FILE_NAME).is_file()
     again.shutdown()
+
+
+BOB: Final = Credentials("bob", "secret-of-bob")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["trioha", "rocketmq"])
+def test_users_outlive_both_changes_of_masters_in_controller_mode(kind: str, tmp_path: Path) -> None:
+    """A trioha node follows a master of either kind, takes over when it dies, and is followed by it again."""
+    unsigned = f"{STATUS_CODES},{RequestCode.GET_BROKER_EPOCH_CACHE.value}"
+    settings = {**CHECKED, "authenticationWhitelist": unsigned}
+    with (
+        cluster(NEWEST, folder=tmp_path / "controllers") as controllers,
+        replica_group(controllers, folder=tmp_path, broker_name=f"users-{kind}", **settings) as group,
+    ):
+        copies = {"trioha.metadataSyncFirst": 50, "trioha.metadataSyncPeriod": 100}
+        first = group.join(kind, "first", **copies if kind == "trioha" else {})
+        second = group.join("trioha", "second", **copies)
+        group.wait_set(first, second)
+        answers = asked(first.address, create_user(ALICE), put_acl(ALICE, entry("Topic:Orders", "Pub")))
+        assert [answer.code for answer in answers] == [0, 0], answers
+        # A real slave finds no consistent point with an epoch without messages.
+        admits(first, ALICE)
+        same_users(first, second)
+        group.wait_equal(first, second)
+        first.kill()
+        assert group.wait_master(second) is second
+        admits(second, ALICE)
+        asked(second.address, create_user(BOB), put_acl(BOB, entry("Topic:Orders", "Pub")))
+        first.start()
+        group.wait_set(first, second)
+        if kind == "trioha":
+            same_users(second, first)
+        else:
+            pushed = push_users(first.address, second.root, tmp_path)
+            assert json.loads(pushed.stdout)["ok"]
+        second.kill()
+        assert group.wait_master(first) is first
+        admits(first, ALICE, BOB)
+
+
+def same_users(master: Member, slave: Member) -> None:
+    """Wait until a slave has its master's users and lists. Its connections end with each role."""
+
+    def find() -> bool | None:
+        return True if users_and_lists(slave.address) == users_and_lists(master.address) else None
+
+    eventually(f"{slave.name} has the users", find, logs=slave.log)
+
+
+def admits(master: Member, *users: Credentials) -> None:
+    """Wait until a master accepts a send of each user, then check that it refuses what is not theirs."""
+    sent = {"a": "P", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1700000000000", "h": "0", "i": ""}
+
+    def code_of(topic: str, user: Credentials | None) -> int:
+        (answer,) = asked(master.address, request(310, ext_fields={**sent, "b": topic}, body=b"x"), by=user)
+        return answer.code
+
+    for user in users:
+        eventually(
+            f"{master.name} stores a message of {user.access_key}",
+            lambda user=user: True if code_of("Orders", user) == ResponseCode.SUCCESS else None,
+            logs=master.log,
+        )
+        assert code_of("Other", user) == ResponseCode.NO_PERMISSION
+    assert code_of("Orders", None) == ResponseCode.NO_PERMISSION

@@ -61,8 +61,8 @@ class Listener(MessageListener):
 class Clients:
     """All that was started, by name."""
 
-    def __init__(self, endpoints):
-        self._configuration = ClientConfiguration(endpoints, Credentials(), request_timeout=20)
+    def __init__(self, endpoints, *account):
+        self._configuration = ClientConfiguration(endpoints, Credentials(*account), request_timeout=20)
         self._clients = {}
         self._listeners = {}
         self._messages = {}
@@ -129,7 +129,7 @@ class Clients:
 
 
 def main():
-    clients = Clients(sys.argv[1])
+    clients = Clients(*sys.argv[1:])
     answers = sys.stdout
     # The SDK prints, too.
     sys.stdout = sys.stderr
