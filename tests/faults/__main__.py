@@ -36,7 +36,7 @@ STOP_WITHIN_S = 10.0
 POLL_S = 0.05
 COUNTED = (
     "kills", "starts", "metadata_copies", "offset_checks", "failed_syncs", "hostile_frames", "elections",
-    "deaths", "passed_over", "promises",
+    "deaths", "passed_over", "promises", "popped", "given_again", "timers",
 )  # fmt: skip
 """Figures of reports that are summed up."""
 _DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "TERM", "--"] if shutil.which("setpriv") else []

@@ -41,6 +41,7 @@ from tests.faults.metadata import (
 from tests.faults.nodes import Nodes, exit_on_sigterm
 from tests.faults.peers import Guest, Impostor, harass, occupy, pose, visit
 from tests.faults.plan import Plan
+from tests.faults.pops import DRAINED_WITHIN_S, PopLoad
 from tests.faults.producer import Producer, Promise
 from tests.faults.proxy import Link
 from tests.faults.trio_thread import TrioThread
@@ -85,6 +86,7 @@ class _World(TrioThread):
         self.copies = [CopyWatch(partial(self._check_copy, index)) for index in range(plan.setup.slaves)]
         """What passes them."""
         self.producer = Producer(plan.setup.load, seed=plan.seed)
+        self.pops = PopLoad(seed=plan.seed) if plan.pops else None
         self._impostors: dict[int, trio.CancelScope] = {}
         self._liars: dict[int, tuple[Liar, trio.CancelScope]] = {}
         super().__init__()
@@ -141,6 +143,17 @@ class _World(TrioThread):
     async def wait_produced(self) -> None:
         self.producer.stop()
         await self._produced.wait()
+
+    async def drain_pops(self) -> None:
+        """All that was sent is popped and acknowledged."""
+        if self.pops is not None:
+            await self.pops.drain()
+
+    def use(self, address: str | None) -> None:
+        """The master is there now; None while it is down."""
+        self.producer.use(address)
+        if self.pops is not None:
+            self.pops.use(address)
 
     async def mislead(self, index: int, kind: Impostor, seed: int) -> None:
         scope = self._impostors[index] = trio.CancelScope()
@@ -299,7 +312,7 @@ class Cluster(Nodes):
                 if index not in self._peaks_kb:
                     self._world.call(setattr, self._world.metadata_links[index], "target", listens)
             if name == MASTER:
-                self._world.call(self._world.producer.use, listen_address)
+                self._world.call(self._world.use, listen_address)
 
     def kill(self, names: Iterable[str]) -> None:
         """`kill -9` of these nodes, one right after the other. After the master's: are its promises kept?"""
@@ -536,6 +549,8 @@ class Cluster(Nodes):
 
     def produce(self) -> None:
         self._world.spawn(self._world.produce)
+        if self._world.pops is not None:
+            self._world.spawn(self._world.pops.run)
 
     def settle(self) -> int:
         """Mend everything, end the load, and wait until all are equal; returns the end of the log."""
@@ -556,6 +571,7 @@ class Cluster(Nodes):
         )
         self.pause(0.2)
         self._world.run(self._world.wait_produced, within_s=CAUGHT_UP_WITHIN_S)
+        self._drain_pops()
         end_offset = nodes[MASTER].max_offset
         for name, node in nodes.items():
             self._wait_end(name, node, end_offset)
@@ -568,6 +584,18 @@ class Cluster(Nodes):
             self.metadata_within_s,
         )
         return end_offset
+
+    def _drain_pops(self) -> None:
+        """Wait until all is acknowledged, and nothing waits for its time any more."""
+        pops = self._world.pops
+        if pops is None:
+            return
+        try:
+            self._world.run(self._world.drain_pops, within_s=DRAINED_WITHIN_S)
+        except trio.TooSlowError:
+            raise AssertionError(
+                f"not popped within {DRAINED_WITHIN_S:.0f} s: {sorted(pops.missing)}"
+            ) from None
 
     def _metadata_differences(self, nodes: dict[str, Node]) -> list[str]:
         consumed = self.consumed
@@ -604,6 +632,10 @@ class Cluster(Nodes):
             self.stop(name)
 
     @property
+    def pops(self) -> PopLoad | None:
+        return self._world.pops
+
+    @property
     def promises(self) -> list[Promise]:
         return list(self._world.producer.promises)
 
@@ -626,6 +658,7 @@ class Cluster(Nodes):
             "offset_checks": self.offset_checks,
             "failed_syncs": sum(keeper.failed_syncs for keeper in self.keepers.values()),
             "hostile_frames": self._hostile.done,
+            **({} if self._world.pops is None else self._world.pops.figures()),
         }
 
     def _check_end(self, stores: list[Path], end_offset: int) -> list[str]:
@@ -633,6 +666,8 @@ class Cluster(Nodes):
         violations = [str(finding) for finding in self._hostile.findings if finding.is_of_an_answer]
         violations += file_differences(stores, self.consumed)
         violations += check_last_store_time(self.store(MASTER))
+        if self._world.pops is not None:
+            violations += self._world.pops.violations(self.store(MASTER))
         for name, keeper in self.keepers.items():
             violations += check_recordings(
                 self.recordings(name),

@@ -120,6 +120,9 @@ class Plan:
     """In the order of their begin."""
     master_stops_first: bool
     """Which side is stopped first at the end."""
+    pops: bool = False
+    """Whether messages are popped, and timers sent, too: in half of the plans in which the master keeps its
+    log and the time."""
     archive: ArchivePlan | None = None
     """Of which node there is an archive, in half of all plans."""
 
@@ -158,6 +161,9 @@ def make_plan(seed: int) -> Plan:
         master_stops_first=master_stops_first,
         archive=draw_archive(seed, setup.nodes, last_kill_s=LAST_FAULT_S),
     )
+    keeps_time = MASTER not in plan.nodes_with(ClockJump)
+    if keeps_time and not plan.loses_log and random.Random(f"pops {seed}").random() < 1 / 2:
+        plan = evolve(plan, pops=True)
     if plan.has_impostors:
         # A master that is none may well show a slave a log that its own does not follow.
         plan = evolve(plan, setup=evolve(setup, gap_policy="fail"))

@@ -19,6 +19,10 @@ from trioha.archive.layout import LOG, LogObject, log_key
 from trioha.archive.log_writer import LogWriter
 from trioha.archive.objects import ObjectFolder
 from trioha.broker import metadata_sync
+from trioha.broker.pop.puts import PopPuts, PopRecord
+from trioha.broker.pop.records import Acknowledgement
+from trioha.broker.timer_delivery import TimerDelivery
+from trioha.broker.timer_records import PendingTimer
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.metadata.replica import CopiedTable, MetadataReplica
@@ -27,6 +31,7 @@ from trioha.store.dispatch import Dispatcher
 from trioha.store.lock import StoreLock
 from trioha.store.log_files import LogFiles
 from trioha.store.mapped_file import MappedFile
+from trioha.store.messages import Message
 
 QUEUE_OFFSET_END = 28
 """End of the queue offset in a record."""
@@ -90,6 +95,31 @@ def offsets_writes_late() -> Iterator[None]:
         return write(self, file_name, lambda: value)
 
     with patch.object(MetadataStore, "_write", write_former):
+        yield
+
+
+@_plants("a master delivers each timer twice")
+def timers_twice() -> Iterator[None]:
+    put = TimerDelivery._put
+
+    def put_twice(self: TimerDelivery, timer: PendingTimer, make: Callable[..., Message]) -> None:
+        for _ in range(1 if timer.is_pop else 2):
+            put(self, timer, make)
+
+    with patch.object(TimerDelivery, "_put", put_twice):
+        yield
+
+
+@_plants("a master answers acknowledgements of popped messages, and stores them for another pop")
+def acknowledgements_lost() -> Iterator[None]:
+    make = PopPuts._message
+
+    def make_other(self: PopPuts, record: PopRecord, revive_queue_id: int) -> Message:
+        if isinstance(record, Acknowledgement) and not record.is_batch:
+            record = evolve(record, pop=evolve(record.pop, start_offset=record.pop.start_offset + 1000))
+        return make(self, record, revive_queue_id)
+
+    with patch.object(PopPuts, "_message", make_other):
         yield
 
 

@@ -31,6 +31,12 @@ class Report:
     """Nodes that ended because a sync failed."""
     hostile_frames: int = 0
     """Hostile frames that were answered, passed over or closed for."""
+    popped: int = 0
+    """Messages that were popped."""
+    given_again: int = 0
+    """Of these, those that had been popped before."""
+    timers: int = 0
+    """Timers that were answered PUT_OK."""
     statuses: dict[str, int] = field(factory=dict)
     faults: list[str] = field(factory=list)
     """The faults of the plan, by kind."""

@@ -98,7 +98,9 @@ def records_of(body: bytes | memoryview) -> list[Record]:
     return found
 
 
-def _messages(answer: RemotingCommand, topic: str, group: str) -> list[PoppedMessage]:
+def messages_of(
+    answer: RemotingCommand, topic: str, group: str, *, broker: str = BROKER
+) -> list[PoppedMessage]:
     """The records of an answer with their handles, as clients make them of the texts."""
     fields, records, found = answer.ext_fields, records_of(answer.whole_body), []
     starts = [entry.split(" ") for entry in fields.get("startOffsetInfo", "").split(";") if entry]
@@ -113,7 +115,7 @@ def _messages(answer: RemotingCommand, topic: str, group: str) -> list[PoppedMes
                 int(fields["invisibleTime"]),
                 int(fields["reviveQid"]),
                 PopSource(source),
-                BROKER,
+                broker,
                 int(queue_id),
                 int(offset),
             )
@@ -172,7 +174,7 @@ class PopClient:
             "exp": "*", "order": "false", **changes,
         }  # fmt: skip
         answer = await self.ask(RequestCode.POP_MESSAGE, fields)
-        return Popped(answer, _messages(answer, topic, group))
+        return Popped(answer, messages_of(answer, topic, group))
 
     async def pop_all(
         self, topic: str, number: int, group: str = "G", **changes: object

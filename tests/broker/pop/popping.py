@@ -268,11 +268,11 @@ class Popping:
         decoder.feed(answers)
         return list(iter(decoder.next_command, None))
 
-    async def change(self, one, invisible_ms, **fields):
+    async def change(self, one, invisible_ms, *, group=GROUP, **fields):
         """The answer to a change of a message's time; its new handle is kept."""
         answer = await self.ask(
             RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
-            {**self._named(one, GROUP), "invisibleTime": invisible_ms, **fields},
+            {**self._named(one, group), "invisibleTime": invisible_ms, **fields},
         )
         if answer.code == 0 and not one.handle.is_ordered:
             one.handle = evolve(

@@ -1,6 +1,8 @@
 """Random pops, acknowledgements, changes, expiries and masters that are killed, beside a small model.
 
-What is acknowledged, with an answer, never comes again; what is not acknowledged comes again.
+What is acknowledged, with an answer, never comes again; what is not acknowledged comes again. A second group
+pops a queue in order: it is given no message before those ahead of it are acknowledged or their time is over,
+and none is passed over. After a kill it may be given acknowledged ones again, from one of them on.
 """
 
 import shutil
@@ -20,12 +22,16 @@ STEP = st.one_of(
     st.tuples(st.just("take"), st.integers(1, 6)),
     st.tuples(st.just("ack"), st.integers(0, 9)),
     st.tuples(st.just("change"), st.integers(0, 9)),
+    st.tuples(st.just("take_in_order"), st.integers(1, 3)),
+    st.tuples(st.just("ack_in_order"), st.integers(0, 2)),
+    st.tuples(st.just("change_in_order"), st.integers(0, 2)),
     st.tuples(st.just("wait"), st.sampled_from([0.5, 3, 12, 40])),
     st.tuples(st.just("write"), st.none()),
     st.tuples(st.just("kill"), st.none()),
     st.tuples(st.just("promote"), st.none()),
 )
 INVISIBLE_MS = 20_000
+ORDERED_GROUP = "ordered"
 
 
 class Model:
@@ -40,17 +46,27 @@ class Model:
         self.acknowledged = set()
         self.held = {}
         """By body, the message that the client holds, and when its time is over."""
+        self.first = 0
+        """Of the queue that is popped in order: the first message that is not acknowledged."""
+        self.given = {}
+        """By queue offset, the messages of its last pop that are not acknowledged, and when their time is
+        over."""
+        self.end_of_pop = 0
+        """The queue offset after them."""
+        self.was_killed = False
+        """Whether the broker was killed since that pop: it may have forgotten what was acknowledged."""
         self.broker = self._start(root / "0")
 
     def _start(self, folder):
         folder.mkdir(exist_ok=True)
         broker = Popping(folder, self.wall)
-        broker.metadata.groups.find_or_create(GROUP)
+        for group in (GROUP, ORDERED_GROUP):
+            broker.metadata.groups.find_or_create(group)
         return broker
 
     async def run(self, steps):
         """Do the steps, then take all that is left."""
-        steps = [*steps, ("wait", 60), *[("take", 32), ("wait", 1)] * 8]
+        steps = [*steps, ("end_in_order", None), ("wait", 60), *[("take", 32), ("wait", 1)] * 8]
         while steps:
             async with self.broker.running():
                 while steps:
@@ -61,6 +77,7 @@ class Model:
             if not steps:
                 break
             self.broker.kill()
+            self.was_killed = True
             folder = self.root / str(self.masters)
             if kind == "promote":
                 # Another node has the log, and the tables as they were copied last.
@@ -108,6 +125,57 @@ class Model:
             body, one = found
             assert (await self.broker.change(one, 5_000)).code == 0
             self.held[body] = one, self.wall.now_ms() + 5_000
+
+    # -- in order
+
+    async def take_in_order(self, number):
+        now_ms = self.wall.now_ms()
+        is_blocked = any(until_ms > now_ms for _, until_ms in self.given.values())
+        found = await self.broker.take(
+            messages=number, invisible_ms=INVISIBLE_MS, group=ORDERED_GROUP, queueId=0, order="true"
+        )
+        if not found:
+            is_over = self.first == self._messages_in_order
+            assert is_blocked or is_over or self.was_killed, "an ordered queue gives nothing"
+            return
+        offsets = [one.handle.queue_offset for one in found]
+        assert offsets == list(range(offsets[0], offsets[0] + len(offsets))), "an order has a gap"
+        assert offsets[0] <= self.first, "a message is passed over in order"
+        if not self.was_killed:
+            assert not is_blocked, "messages come before those ahead of them are done"
+            assert offsets[0] == self.first, "an acknowledged message comes again in order"
+        self.first, self.was_killed = offsets[0], False
+        until_ms = self.wall.now_ms() + INVISIBLE_MS
+        self.given = {one.handle.queue_offset: (one, until_ms) for one in found}
+        self.end_of_pop = offsets[-1] + 1
+
+    @property
+    def _messages_in_order(self):
+        return (self.number + 1) // 2
+
+    async def ack_in_order(self, number):
+        if self.given:
+            offset = sorted(self.given)[number % len(self.given)]
+            one, _ = self.given.pop(offset)
+            assert (await self.broker.ack(one, group=ORDERED_GROUP)).code == 0
+            self.first = min(self.given, default=self.end_of_pop)
+
+    async def change_in_order(self, number):
+        if self.given:
+            offset = sorted(self.given)[number % len(self.given)]
+            one, _ = self.given[offset]
+            assert (await self.broker.change(one, 5_000, group=ORDERED_GROUP)).code == 0
+            # The queue is free when the time of all is over.
+            self.given[offset] = one, self.wall.now_ms() + 5_000
+
+    async def end_in_order(self, _):
+        """Take and acknowledge all that is left."""
+        while self.first < self._messages_in_order:
+            await trio.sleep(INVISIBLE_MS / 1000 + 1)
+            await self.take_in_order(32)
+            assert self.given, "a message is lost in order"
+            while self.given:
+                await self.ack_in_order(0)
 
     async def wait(self, seconds):
         await trio.sleep(seconds)

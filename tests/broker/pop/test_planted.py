@@ -14,10 +14,12 @@ from attrs import evolve
 from tests.broker.pop.test_model import Model
 from tests.broker.sending import WallClock
 from tests.simulation.planting import Defect, plants
+from trioha.broker.pop.ordered import OrderedPops
 from trioha.broker.pop.positions import PopPositions
 from trioha.broker.pop.puts import PopPuts
 from trioha.broker.pop.records import Acknowledgement, CheckPoint
 from trioha.broker.pop_records import GroupQueue
+from trioha.metadata.consumer_orders import Order
 from trioha.store.messages import AppendResult, Message
 
 PLANTED: list[Defect] = []
@@ -34,6 +36,14 @@ FOUND: Mapping[str, tuple[str, list[tuple[str, int | None]]]] = {
     ),
     "a promoted slave goes on at the offsets of its last copy": (
         AGAIN, [("send", 2), ("take", 2), ("ack", 0), ("promote", None)],
+    ),
+    "a queue that is popped in order is never blocked": (
+        "messages come before those ahead of them are done",
+        [("send", 4), ("take_in_order", 1), ("take_in_order", 1)],
+    ),
+    "an acknowledgement in order counts for what is before it, too": (
+        "a message is passed over in order",
+        [("send", 6), ("take_in_order", 2), ("ack_in_order", 1), ("wait", 40), ("take_in_order", 1)],
     ),
 }  # fmt: skip
 """By defect, what the model says, and the steps."""
@@ -77,6 +87,23 @@ def one_too_far() -> Iterator[None]:
 def nothing_restored() -> Iterator[None]:
     with patch.object(PopPositions, "restore", lambda *_arguments, **_options: None):
         yield
+
+
+@_plants("a queue that is popped in order is never blocked")
+def never_blocked() -> Iterator[None]:
+    with patch.object(OrderedPops, "blocked_until_ms", lambda *_arguments: 0):
+        yield
+
+
+@_plants("an acknowledgement in order counts for what is before it, too")
+def acknowledged_to_there() -> Iterator[None]:
+    with patch.object(Order, "next_offset", property(_after_acknowledged)):
+        yield
+
+
+def _after_acknowledged(order: Order) -> int:
+    number = order.acked_bits.bit_length()
+    return order.offsets[number - 1] + 1 if number else order.offsets[0]
 
 
 def _play(root, steps):

@@ -38,6 +38,7 @@ from tests.faults.controlled.plan import GroupPlan
 from tests.faults.invariants import check_sessions
 from tests.faults.keeper import Node
 from tests.faults.nodes import POLL_S, Nodes
+from tests.faults.pops import DRAINED_WITHIN_S, PopLoad
 from tests.faults.producer import Producer, Promise
 from tests.faults.proxy import BOTH, Link
 from tests.faults.trio_thread import TrioThread
@@ -128,6 +129,7 @@ class _World(TrioThread):
                 for number in range(1, plan.setup.members + 1)
             ),
         ]
+        self.pops = PopLoad(seed=plan.seed, broker=broker_name, master_stays=False) if plan.pops else None
         super().__init__()
 
     async def _begin(self, nursery: trio.Nursery) -> None:
@@ -181,6 +183,8 @@ class _World(TrioThread):
             async with trio.open_nursery() as producers:
                 for producer in self.producers:
                     producers.start_soon(producer.run)
+                if self.pops is not None:
+                    producers.start_soon(self.pops.run)
                 for producer, ports in zip(self.producers[1:], self._ports.values(), strict=True):
                     producer.use(ports.address)
             nursery.cancel_scope.cancel()
@@ -190,6 +194,8 @@ class _World(TrioThread):
         """End the load; returns when all answers are there."""
         for producer in self.producers:
             producer.stop()
+        if self.pops is not None:
+            self.pops.stop()
         await self._produced.wait()
 
     async def _find(self) -> None:
@@ -204,6 +210,8 @@ class _World(TrioThread):
                 # A new address counts when the connection to the old one has ended: that ends here.
                 self.follower.use(found)
                 self.follower.leave()
+                if self.pops is not None:
+                    self.pops.use(found)
             await trio.sleep(FIND_EVERY_S)
 
     async def _registered_master(self, name_server: str) -> str | None:
@@ -273,6 +281,7 @@ class Group(Nodes):
             "elections": len(self.world.masters),
             "deaths": self.deaths,
             "passed_over": self.passed_over,
+            **({} if self.world.pops is None else self.world.pops.figures()),
         }
 
     def broker_id(self, name: str) -> int | None:
@@ -521,7 +530,7 @@ class Group(Nodes):
             lambda: len(self.world.follower.promises) > kept, "a put after all faults", SETTLED_WITHIN_S
         )
         self.pause(0.2)
-        self.world.run(self.world.wait_produced, within_s=SETTLED_WITHIN_S)
+        self.world.run(self.world.wait_produced, within_s=SETTLED_WITHIN_S + DRAINED_WITHIN_S)
         deadline_s = time.monotonic() + SETTLED_WITHIN_S
         while True:
             self.expect(self._all_in_sync, "all are in the sync-state set", self.settled_within_s)
@@ -569,6 +578,8 @@ class Group(Nodes):
 
     def _check_end(self, stores: list[Path], end_offset: int) -> list[str]:
         violations = check_epoch_files(stores, end_offset=end_offset)
+        if self.world.pops is not None:
+            violations += self.world.pops.violations(stores[0])
         if not violations:
             violations += self._check_history(stores[0])
         for name, keeper in self.keepers.items():

@@ -80,6 +80,8 @@ class GroupPlan:
     """In the order of their begin."""
     archive: ArchivePlan | None
     """Of which node there is an archive, in half of all plans."""
+    pops: bool = False
+    """Whether messages are popped, and timers sent, too: in a third of all plans."""
 
 
 def make_group_plan(seed: int) -> GroupPlan:
@@ -95,6 +97,7 @@ def make_group_plan(seed: int) -> GroupPlan:
         setup=setup,
         faults=tuple(sorted(faults, key=lambda one: one.at_s)),
         archive=draw_archive(seed, setup.nodes, last_kill_s=LAST_FAULT_S),
+        pops=random.Random(f"pops {seed}").random() < 1 / 3,
     )
 
 
