@@ -116,7 +116,7 @@ java:
 	fi
 
 # uv.lock holds for every Python from 3.11 on, and requirements.lock is made from it. To renew both (--upgrade: with the
-# newest releases):
+# newest releases; what is held back, and why, stands in pyproject.toml):
 # uv lock && uv export --all-extras --group dev --group docs --no-group extras --no-emit-project --no-header \
 #     --output-file requirements.lock
 $(INSTALLED): requirements.lock pyproject.toml
