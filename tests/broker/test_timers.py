@@ -316,15 +316,15 @@ async def test_a_record_that_the_disk_does_not_give_holds_up_no_other(
     await timed(broker, b"later", key="later", TIMER_DELAY_SEC=10)
     await trio.sleep(1)
     bad = broker.records(TIMER_TOPIC)[0].physical_offset
-    reads, record_at = broker.store.reads, broker.store.reads.record_at
+    reads, record = broker.store.reads, broker.store.reads.record
     is_failing = True
 
-    def failing(offset):
+    def failing(offset, size):
         if offset == bad and is_failing:
             raise StoreError("cannot be read: Input/output error", path=tmp_path, offset=offset)
-        return record_at(offset)
+        return record(offset, size)
 
-    monkeypatch.setattr(reads, "record_at", failing)
+    monkeypatch.setattr(reads, "record", failing)
     await trio.sleep(14)
     assert [body for _, body in broker.deliveries] == [b"good", b"later"]
     assert broker.timer_delivery.progress().pending == 1

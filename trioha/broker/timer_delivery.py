@@ -40,7 +40,7 @@ from trioha.store.message_properties import parse_properties
 from trioha.store.message_store import MessageStore
 from trioha.store.messages import Message
 from trioha.store.put_status import PutStatus
-from trioha.store.record import Record, RecordError, decode_record
+from trioha.store.record import Record, RecordError, decode_checked
 from trioha.store.topics import TIMER_TOPIC
 
 log = structlog.get_logger(__name__)
@@ -191,7 +191,7 @@ class TimerDelivery:
         self._next_offset = max(self._next_offset, queue.min_offset)
         for entry in queue.entries(self._next_offset, SLICE_TIMERS):
             if not entry.is_blank:
-                record = self._record(entry.physical_offset)
+                record = self._record(entry.physical_offset, entry.size)
                 if record is not None and has_slot(record.properties_raw):
                     properties = parse_properties(record.properties_raw)
                     is_pop = is_pop_record(record, properties)
@@ -200,14 +200,14 @@ class TimerDelivery:
             self._next_offset = entry.queue_offset + entry.messages
         return self._next_offset < queue.max_offset
 
-    def _record(self, physical_offset: int) -> Record | None:
-        """The record of the timer topic there; None if there is none. Raises StoreError."""
-        view = self._store.reads.record_at(physical_offset)
+    def _record(self, physical_offset: int, size: int) -> Record | None:
+        """The record of the timer topic there; None if there is none of that size. Raises StoreError."""
+        view = self._store.reads.record(physical_offset, size)
         try:
-            record = None if view is None else decode_record(view, check_crc=False)
+            record = None if view is None else decode_checked(view)
         except RecordError:
             return None
-        return record if isinstance(record, Record) and record.topic == TIMER_TOPIC else None
+        return record if record is not None and record.topic == TIMER_TOPIC else None
 
     async def _deliver_due(self) -> bool:
         """Deliver the first slot, if it is over, or roll what is to roll then; whether there was one."""
@@ -252,8 +252,8 @@ class TimerDelivery:
         """Put the message that `make` makes of a timer's record, or skip it. Raises StoreError, and
         _NotNowError if the put is refused for now."""
         try:
-            record = self._record(timer.physical_offset)
-            if record is None or record.total_size != timer.size:
+            record = self._record(timer.physical_offset, timer.size)
+            if record is None:
                 raise ValueError("there is no record of its size at its offset")
             message = make(record, now_ms=self._now_ms(), enqueued_ms=self._whole_ms(timer.stored_ms))
         except ValueError as error:

@@ -195,7 +195,7 @@ class MessageReader:
         for start, size, count in _stretches(raw, limits.bytes_max, wanted):
             messages += count
             if count == 1:
-                view = self._record(start, size)
+                view = self.record(start, size)
                 if view is None:
                     return None
             else:
@@ -229,7 +229,7 @@ class MessageReader:
                     full = True
                     break
                 if wanted is None or entry.tags_code & _MASK_32 in wanted:
-                    record = self._record(entry.physical_offset, entry.size)
+                    record = self.record(entry.physical_offset, entry.size)
                     if record is None:
                         removed = True
                     elif records and (
@@ -259,8 +259,8 @@ class MessageReader:
         queue_offsets = () if joined else tuple(offsets)
         return GetResult(status, next_offset, low, high, tuple(records), queue_offsets, messages, total_bytes)
 
-    def _record(self, physical_offset: int, size: int) -> memoryview | None:
-        """The record that an entry names; None if the log has no such record there."""
+    def record(self, physical_offset: int, size: int) -> memoryview | None:
+        """The record that an entry names, checked but for its CRC; None if the log has none such there."""
         if size < RECORD_BYTES_MIN or size > self._log.file_bytes:
             return None
         if size > _DOUBTED_BYTES:
@@ -301,7 +301,7 @@ class MessageReader:
         head = self._log.read(physical_offset, RECORD_BYTES_MIN)
         if len(head) < RECORD_BYTES_MIN:
             return None
-        return self._record(physical_offset, claimed_bytes(head, 0, len(head)))
+        return self.record(physical_offset, claimed_bytes(head, 0, len(head)))
 
     # -- by time -----------------------------------------------------------------------------------------
 
@@ -366,7 +366,7 @@ class MessageReader:
                 if entry.queue_offset >= end:
                     return None
                 progress = max(progress, entry.queue_offset + entry.messages)
-                record = self._record(entry.physical_offset, entry.size)
+                record = self.record(entry.physical_offset, entry.size)
                 if record is not None and progress > offset:
                     return entry.queue_offset, progress, store_timestamp_ms(record, 0)
             if progress == offset:
@@ -378,7 +378,7 @@ class MessageReader:
         """Queue offset of the last readable record that starts before `end`."""
         for offset in range(end - 1, max(first, end - SCAN_ENTRIES_MAX) - 1, -1):
             entry = queue.entry(offset)
-            if entry is not None and self._record(entry.physical_offset, entry.size) is not None:
+            if entry is not None and self.record(entry.physical_offset, entry.size) is not None:
                 return entry.queue_offset
         return None
 
@@ -386,7 +386,7 @@ class MessageReader:
         """storeTimestamp of the message at a queue offset, ms; -1 if it cannot be read."""
         queue = self._queues.find(topic, queue_id)
         entry = None if queue is None else queue.entry(offset)
-        record = None if entry is None else self._record(entry.physical_offset, entry.size)
+        record = None if entry is None else self.record(entry.physical_offset, entry.size)
         return -1 if record is None else store_timestamp_ms(record, 0)
 
     def earliest_store_timestamp(self, topic: str, queue_id: int) -> int:

@@ -227,6 +227,11 @@ def decode_record(buffer: Buffer, at: int = 0, *, check_crc: bool = True) -> Rec
         return Blank(physical_offset=-1, total_size=blank_bytes)
     if fault := find_fault(view, at, len(view), -1, check_crc=check_crc):
         raise RecordError(fault.reason)
+    return decode_checked(view, at)
+
+
+def decode_checked(view: memoryview, at: int = 0) -> Record:
+    """As `decode_record`, of a record that was checked."""
     size, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp = (
         HEAD.unpack_from(view, at)
     )
