@@ -390,6 +390,21 @@ def test_entries_after_the_first_invalid_one_are_zeroed_and_never_come_back(tmp_
     assert numbers(reopened(tmp_path)) == list(range(9))
 
 
+@pytest.mark.parametrize("lost", [range(7, 10), range(7, 15), range(14, 17)])
+def test_what_a_power_cut_took_before_the_last_three_files_is_found(tmp_path, lost):
+    """The kernel may write new files before the rest of an older one."""
+    fill(make(tmp_path), 29)
+    for number in lost:
+        with (tmp_path / f"{number // 5 * 100:020d}").open("r+b") as file:
+            file.seek(number % 5 * 20)
+            file.write(bytes(20))
+    queue = make(tmp_path)
+    queue.recover(synced_offset=lost[0] * RECORD)
+    assert numbers(queue) == list(range(lost[0]))
+    fill(queue, 29 - lost[0], first=lost[0])
+    assert numbers(reopened(tmp_path)) == list(range(29))
+
+
 @given(noise=st.binary(min_size=1, max_size=120), at=st.integers(0, 280), file=st.integers(0, 2))
 @resources_closed()
 def test_damaged_files_open_and_read_without_a_crash(tmp_path_factory, noise, at, file):

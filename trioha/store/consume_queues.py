@@ -88,10 +88,16 @@ class ConsumeQueues:
 
     # -- start -----------------------------------------------------------------------------------------
 
-    def recover(self, on_progress: Callable[[int, int], None] = lambda _done, _total: None) -> None:
+    def recover(
+        self,
+        on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+        *,
+        synced_offset: int | None = None,
+    ) -> None:
         """Open all queues on disk and find their ends. Blocks. Raises StoreError.
 
-        `on_progress(done, total)` gets the number of queues that were opened.
+        `on_progress(done, total)` gets the number of queues that were opened; `synced_offset` is that of
+        `EntryQueue.recover`.
         """
         self._queues.clear()
         for folder in (CONSUME_QUEUE_FOLDER, BATCH_CONSUME_QUEUE_FOLDER):
@@ -99,7 +105,7 @@ class ConsumeQueues:
             for done, (topic, queue_id) in enumerate(found):
                 on_progress(done, len(found))
                 queue = self._make(topic, queue_id, batch=folder == BATCH_CONSUME_QUEUE_FOLDER)
-                queue.recover()
+                queue.recover(synced_offset=synced_offset)
                 if isinstance(queue, BatchConsumeQueue) and (other := self._queues.get((topic, queue_id))):
                     if other.max_offset and queue.max_offset:
                         raise StoreError(

@@ -301,16 +301,18 @@ class EntryQueue(ABC):
 
     # -- start -----------------------------------------------------------------------------------------
 
-    def recover(self) -> None:
+    def recover(self, *, synced_offset: int | None = None) -> None:
         """Open the files and find the end: the first invalid entry of the last three.
 
         See docs/protocol/store.md#end-of-a-queue.
 
-        All bytes after it are zeroed or deleted. Raises StoreError for files that cannot be used.
+        `synced_offset`: entries of records before it are on disk, those of others may not be: a power cut may
+        have left later ones alone. Then more files are looked at, as far back as such entries go. All bytes
+        after the end are zeroed or deleted. Raises StoreError for files that cannot be used.
         """
         files = self._files
         files.load(size_key=self.size_key)
-        files.cut(self._valid_end())
+        files.cut(self._valid_end(synced_offset))
         # A power cut while a gap was being filled leaves blanks at the end.
         if (last := self._last_entry()) is not None and last.is_blank:
             files.cut(self._end_of_real_entries())
@@ -318,13 +320,17 @@ class EntryQueue(ABC):
         if not files.is_empty:
             self._min_offset = self._entry_at(files.start // self.entry_bytes).queue_offset
 
-    def _valid_end(self) -> int:
-        """Byte after the last valid entry, looked for in the last three files."""
+    def _valid_end(self, synced_offset: int | None) -> int:
+        """Byte after the last valid entry, looked for as `recover` says."""
         files = self._files
         starts = files.file_starts()
         if not starts:
             return files.end
-        position = starts[max(0, len(starts) - _RECOVERY_FILES)]
+        number = max(0, len(starts) - _RECOVERY_FILES)
+        if synced_offset is not None:
+            while number > 0 and not self._is_before(starts[number], synced_offset):
+                number -= 1
+        position = starts[number]
         chunk_bytes = _CHUNK_BYTES // self.entry_bytes * self.entry_bytes
         while position < files.end:
             data = files.read(position, chunk_bytes)
@@ -333,6 +339,12 @@ class EntryQueue(ABC):
             if valid_bytes < len(data):
                 break
         return position
+
+    def _is_before(self, position: int, physical_offset: int) -> bool:
+        """Whether the entry at a byte is there, and is one of a record before `physical_offset`."""
+        data = self._files.read(position, self.entry_bytes)
+        offset, _size = _RECORD(data)
+        return self._leading_valid(data) == 1 and offset < physical_offset
 
     def _end_of_real_entries(self) -> int:
         """Byte after the last entry that is not a blank."""

@@ -99,7 +99,11 @@ def _open_locked(
     checkpoint = Checkpoint.load(root / "checkpoint")
     queues = ConsumeQueues(root, settings.queues, is_batch_topic=batch_topics(root).__contains__)
     opened.callback(queues.close)
-    queues.recover(lambda done, total: on_progress("opening consume queues", done, total))
+    queues.recover(
+        lambda done, total: on_progress("opening consume queues", done, total),
+        # 0: written by a program that does not know the field.
+        synced_offset=None if clean_exit else checkpoint.logics_physical_offset or None,
+    )
     listed = load_queue_manifest(root)
     lost = {name for name in listed if (queue := queues.find(*name)) is None or not queue.max_offset}
     index = IndexService.open(root, settings.index)
