@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
+import sys
 from pathlib import Path
 
 from attrs import frozen
@@ -35,6 +36,16 @@ def documented() -> dict[str, Family]:
         name: Family(kind, frozenset(re.findall(r"`(\w+)`", labels)))
         for name, kind, labels in rows
         if name.startswith(("trioha_", "rocketmq_", "process_"))
+    }
+
+
+def documented_of_nodes() -> dict[str, Family]:
+    """Those of them that nodes serve, on Linux with those of the process."""
+    return {
+        name: family
+        for name, family in documented().items()
+        if not name.startswith("trioha_archiver_")
+        and (not name.startswith("process_") or sys.platform == "linux")
     }
 
 

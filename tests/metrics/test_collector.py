@@ -8,7 +8,7 @@ from attrs import evolve
 from prometheus_client import CollectorRegistry
 
 from tests.metrics.making import SLAVE, STATUS, make_sources, make_traffic
-from tests.metrics.scraping import OPENMETRICS, documented, families_of, parsed, value, values_of
+from tests.metrics.scraping import OPENMETRICS, documented_of_nodes, families_of, parsed, value, values_of
 from trioha.broker_status import BrokerStatus
 from trioha.metrics.busiest import BusiestKeys
 from trioha.metrics.collector import NodeCollector
@@ -118,11 +118,7 @@ async def test_a_leader_that_never_answered_is_silent_since_the_role_began(monke
 
 async def test_names_kinds_and_labels_are_those_of_the_documentation():
     served = families_of(collected(make_sources()))
-    listed = {
-        name: one
-        for name, one in documented().items()
-        if not name.startswith(("process_", "trioha_archiver_"))
-    }
+    listed = {name: one for name, one in documented_of_nodes().items() if not name.startswith("process_")}
     assert served == listed
     assert len(listed) > 50
 

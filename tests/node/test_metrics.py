@@ -17,6 +17,7 @@ from attrs import evolve
 from tests.metrics.pages import OF_PROMETHEUS, family_name, uses
 from tests.metrics.scraping import (
     documented,
+    documented_of_nodes,
     families_of,
     parsed,
     query_name,
@@ -98,9 +99,7 @@ def test_a_pair_serves_what_is_documented_and_what_dashboard_and_rules_name(star
     listed = documented()
     for metrics in served.values():
         families = families_of(metrics)
-        assert families.keys() == {
-            name for name in listed if not name.startswith("process_") or sys.platform == "linux"
-        }
+        assert families.keys() == documented_of_nodes().keys()
         for name, family in families.items():
             assert family.kind == listed[name].kind
             assert family.labels <= listed[name].labels
@@ -112,8 +111,8 @@ def test_a_pair_serves_what_is_documented_and_what_dashboard_and_rules_name(star
         for selector in use.expression.selectors:
             if selector.name == "up" or family_name(selector.name, kinds) in NOT_HERE:
                 continue
-            if selector.name.startswith("trioha_control_"):
-                # Of controller mode: test_controller_mode.py.
+            if selector.name.startswith(("trioha_control_", "trioha_archiver_")):
+                # Of controller mode and of `trioha archive`: they have tests of their own.
                 continue
             wanted = {
                 (label, text)
@@ -285,9 +284,7 @@ def test_scrapes_stay_right_while_many_slaves_come_and_go(start):
         if name == "trioha_slave_connections_ended_total"
     )
     assert ended >= most
-    assert {query_name(one) for one in metrics} == {
-        name for name in documented() if name.startswith("trioha_") or sys.platform == "linux"
-    }
+    assert {query_name(one) for one in metrics} == documented_of_nodes().keys()
     master.stop()
 
 
