@@ -25,7 +25,7 @@ def files_of_tables() -> dict[str, set[str]]:
 
 def test_a_message_goes_through_the_files_of_the_page(start_node, tmp_path):
     traces = [tmp_path / "master.trace", tmp_path / "slave.trace"]
-    settings = {"haSendHeartbeatInterval": 5000}
+    settings = {"haSendHeartbeatInterval": 5000, "trioha.busyPoll": 0}
     master = start_node("master", role="SYNC_MASTER", program=program(traces[0]), **settings)
     slave = start_node("slave", slave_of=master, program=program(traces[1]), **settings)
     master.wait(connections=1)

@@ -5,9 +5,9 @@
 A run starts everything anew; the table has the medians of the runs. `--page` writes it to docs/benchmarks.md
 after each run. `--against TREE` and `--with KEY=VALUE` compare trioha with another source tree, or with
 itself with another setting, in RocketMQ's place; in the value of a setting `{}` is a folder of the node:
-`--with trioha.recordDir={} --works raw-256` shows what recording costs. `--set KEY=VALUE` is for both. What
-lines measure is in docs/benchmarks.md. Stores are in the temporary folder (TMPDIR), 6 GB of them. Needs Maven
-and a JDK of version 17 or newer.
+`--with trioha.recordDir={} --works raw-256` shows what recording costs. `--set KEY=VALUE` is for both;
+`--set trioha.busyPoll=0` for CPU seconds without polls. What lines measure is in docs/benchmarks.md. Stores
+are in the temporary folder (TMPDIR), 6 GB of them. Needs Maven and a JDK of version 17 or newer.
 """
 
 from __future__ import annotations

@@ -91,6 +91,7 @@ SETTINGS: dict[str, tuple[str, Any, Any]] = {
     "bind_address": ("trioha.bindAddress=127.0.0.1", "0.0.0.0", "127.0.0.1"),
     "ha_distinct_by": ("trioha.haDistinctBy=connection", DistinctBy.ADDRESS, DistinctBy.CONNECTION),
     "ha_transfer_batch_max": ("trioha.haTransferBatchMax=2097152", 1048576, 2097152),
+    "busy_poll": ("trioha.busyPoll=50", 800, 50),
     "ha_start_from": ("trioha.haStartFrom=1073741824", None, 1073741824),
     "ha_ack_mode": ("trioha.haAckMode=flushed", AckMode.WRITTEN, AckMode.FLUSHED),
     "ha_role": ("trioha.haRole=observer", HaRole.REPLICA, HaRole.OBSERVER),

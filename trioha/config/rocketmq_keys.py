@@ -263,9 +263,8 @@ RETIRED_KEYS: Final = {
 """Keys of many published files that no broker reads, and what has their effect; empty where nothing has."""
 
 REMOVED_KEYS: Final = {
-    "trioha.busyPoll": "a node sleeps until bytes come",
-    "trioha.clientBusyPoll": "a node sleeps until bytes come",
-    "trioha.haBusyPoll": "a node sleeps until bytes come",
+    "trioha.clientBusyPoll": "trioha.busyPoll is for all connections",
+    "trioha.haBusyPoll": "trioha.busyPoll is for all connections",
     "trioha.haVerify": "a slave checks every record before it acknowledges it",
 }
 """Keys that trioha once had, and what it does now whatever they say."""

@@ -35,6 +35,7 @@ from trioha.ha.frames import (
 from trioha.ha.link import VERDICT_REASONS, LinkStatistics, LinkVerdict
 from trioha.ha.replication_session import WAITED_S, ReplicationSession
 from trioha.ha.settings import HaSettings
+from trioha.net.busy_poll import polled
 from trioha.net.housekeeping import Housekeeping, quiet
 from trioha.net.outbox import Outbox
 from trioha.net.transport import local_address, receive_into
@@ -130,7 +131,7 @@ class HaClient(ABC):
         """
         try:
             if self._begin():
-                with self._scope:
+                with polled(self._stream), self._scope:
                     async with trio.open_nursery() as tasks:
                         tasks.start_soon(self._write_reports)
                         tasks.start_soon(self._send_heartbeats)

@@ -35,6 +35,7 @@ from trioha.ha.meter import ConnectionMeter, FlowControl
 from trioha.ha.replicas import ConnectedReplicas, Replicas
 from trioha.ha.settings import HaSettings
 from trioha.ha.slave_progress import ACK, HEARTBEAT, REFUSED, SlaveProgress
+from trioha.net.busy_poll import polled
 from trioha.net.housekeeping import Housekeeping, quiet
 from trioha.net.outbox import Outbox
 from trioha.recording.events import CloseReason, Direction, EventSink, HaState, Kind
@@ -157,7 +158,7 @@ class HaConnection(ABC):
         """
         progress = self.progress
         try:
-            with self._scope:
+            with polled(self._stream), self._scope:
                 async with trio.open_nursery() as tasks:
                     tasks.start_soon(self._write_log)
                     tasks.start_soon(self._send_heartbeats)

@@ -18,6 +18,7 @@ from trioha.config.broker import LogFormat
 from trioha.config.loading import LoadedConfig, load_config
 from trioha.config.update import ConfigFile
 from trioha.errors import TriohaError, leaves_of
+from trioha.net.busy_poll import busy_polling
 from trioha.net.descriptors import raise_descriptor_limit
 from trioha.net.error_boundary import is_shortage
 from trioha.node.allocator import give_back_large_blocks
@@ -59,7 +60,8 @@ async def _run(loaded: LoadedConfig, file: ConfigFile | None) -> int:
     """Run the node until a signal stops it; returns exit code 0."""
     stopping, health = trio.Event(), Health()
     manager = ServiceManager(os.environ)
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    polling = busy_polling(loaded.config.busy_poll / 1e6)
+    with polling, trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             stop = _Stop(stopping, nursery.cancel_scope, manager)
             nursery.start_soon(stop.on_signals, signals)

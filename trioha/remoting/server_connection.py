@@ -43,6 +43,7 @@ import trio
 from attrs import define, field
 
 from trioha.errors import RemoteProtocolError
+from trioha.net.busy_poll import polled
 from trioha.net.error_boundary import ErrorBoundary
 from trioha.net.housekeeping import Housekeeping
 from trioha.net.transport import send_all_parts, send_parts_now
@@ -151,7 +152,7 @@ class ServerConnection:
     async def run(self) -> None:
         """Serve until either side ends the connection."""
         try:
-            with self._life:
+            with self._life, polled(self._stream):
                 async with trio.open_nursery() as tasks:
                     tasks.start_soon(self._write)
                     tasks.start_soon(self._end_when_silent)

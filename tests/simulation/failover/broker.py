@@ -443,6 +443,7 @@ def _config(world: World, broker: Broker) -> BrokerConfig:
         "haTransferBatchSize": plan.batch_bytes,
         "trioha.haTailCheck": plan.tail_check_bytes,
         "trioha.haGapPolicy": plan.gap_policy,
+        "trioha.busyPoll": 0,
         "asyncLearner": str(plan.learner == broker.number).lower(),
         "syncBrokerMetadataPeriod": round(plan.metadata_period_s * 1000),
         "brokerHeartbeatInterval": 1000,

@@ -128,3 +128,7 @@ class ServerKeys:
 
     RocketMQ's brokers: 120 s (serverChannelMaxIdleTimeSeconds).
     """
+
+    busy_poll: int = setting("trioha.busyPoll", values.integer(low=0, high=1000), default=800)
+    """How long a node may poll for the next bytes of slaves, master and clients before it sleeps,
+    microseconds; 0 for not at all, as with one core, of the machine or by the CPU quota of a container."""
