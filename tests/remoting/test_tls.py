@@ -2,6 +2,7 @@
 
 import re
 import ssl
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import trio
@@ -36,8 +37,8 @@ def tls(files):
     return ServerTls(server_context(files))
 
 
-def issued(authority, folder, name):
-    certificate = authority.issue_cert(name)
+def issued(authority, folder, name, *, until=None):
+    certificate = authority.issue_cert(name, not_after=until)
     certificate.cert_chain_pems[0].write_to_path(folder / "cert.pem")
     certificate.private_key_pem.write_to_path(folder / "key.pem")
     authority.cert_pem.write_to_path(folder / "ca.pem")
@@ -107,6 +108,14 @@ async def test_a_client_refuses_a_certificate_of_another_authority_or_host(tmp_p
         # RocketMQ's clients verify nothing by default.
         assert await asked_over(address, client_context(None, key="tls.enable")) == b"body"
         assert server.statistics.tls_connections >= 1
+
+
+async def test_a_client_refuses_a_certificate_that_has_expired(tmp_path, authority, files):
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    expired = issued(authority, tmp_path, "127.0.0.1", until=yesterday)
+    async with serving(tls=ServerTls(server_context(expired))) as (_, address):
+        with capture_logs(), pytest.raises(ConnectionLostError, match="certificate has expired"):
+            await asked_over(address, trusting(files))
 
 
 async def test_a_certificate_of_the_client_may_be_required(files, authority):
