@@ -18,8 +18,9 @@ The share is a moving average over the last `POLLS_REMEMBERED` polls or so, and 
 does not poll makes the polls of the other side fail: so polls go on while most of them pay.
 
 Between two looks the thread yields its core. If it comes back late, others have waited for the core, the
-peer maybe among them: the poll ends there, and has not paid, whatever has come meanwhile; the next ones are
-as rare as can be. So a node does not poll where processes outnumber cores.
+peer maybe among them, or for the interpreter, as threads of this node do: the poll ends there, and has not
+paid, whatever has come meanwhile; the next ones are as rare as can be. So a node does not poll where
+processes outnumber cores.
 """
 
 from __future__ import annotations
@@ -85,6 +86,11 @@ class SocketHolder(Protocol):
         ...
 
 
+def _yield_core() -> None:
+    """Looked up when it is used: a system may not have it."""
+    os.sched_yield()
+
+
 class BusyPoll(trio.abc.Instrument):
     """Polls before trio's thread sleeps, at most `limit_s` seconds at a time."""
 
@@ -93,7 +99,7 @@ class BusyPoll(trio.abc.Instrument):
         limit_s: float,
         *,
         clock: Callable[[], float] = time.perf_counter,
-        yield_core: Callable[[], object] = os.sched_yield,
+        yield_core: Callable[[], None] = _yield_core,
     ) -> None:
         self._limit_s = limit_s
         self._clock = clock
