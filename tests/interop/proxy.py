@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from attrs import frozen
 
 from tests.interop.java_process import JVM_FLAGS, JavaProcess
 from tests.interop.rocketmq import proxy_class_path
@@ -17,11 +19,26 @@ START_WITHIN_S = 600.0
 """It takes ten seconds of processor time, for its certificates too."""
 
 
+@frozen
+class Proxy:
+    """A proxy that runs."""
+
+    endpoints: str
+    """The address of its gRPC port."""
+    pid: int
+
+
 @contextmanager
 def grpc_proxy(
-    version: str, name_servers: str, *, folder: Path, cluster: str, **settings: object
-) -> Iterator[str]:
-    """A proxy in cluster mode with more settings: the address of its gRPC port, until the block ends."""
+    version: str,
+    name_servers: str,
+    *,
+    folder: Path,
+    cluster: str,
+    flags: Sequence[str] = JVM_FLAGS,
+    **settings: object,
+) -> Iterator[Proxy]:
+    """A proxy in cluster mode with more settings, in a JVM with these flags, until the block ends."""
     port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "rmq-proxy.json"
@@ -44,7 +61,7 @@ def grpc_proxy(
         class_path=proxy_class_path(version),
         main_class="org.apache.rocketmq.proxy.ProxyStartup",
         settings={},
-        flags=JVM_FLAGS,
+        flags=flags,
         arguments=("-pc", str(file)),
     )
 
@@ -59,6 +76,6 @@ def grpc_proxy(
     try:
         process.start()
         wait_until(listens, "the proxy listens", within_s=START_WITHIN_S)
-        yield f"127.0.0.1:{port}"
+        yield Proxy(f"127.0.0.1:{port}", process.pid)
     finally:
         process.kill()

@@ -97,6 +97,19 @@ def test_a_consumer_gets_every_message_once_those_that_were_there_and_those_that
         later.end()
 
 
+@pytest.mark.nightly
+def test_each_member_of_a_broadcast_group_gets_every_message(cluster: Cluster) -> None:
+    topic = "TopicForAll"
+    cluster.produce(40, topic=topic, prefix="old")
+    members = [cluster.consume("everyone", topic=topic, mode="broadcast") for _ in range(2)]
+    for member in members:
+        assert bodies(member.received(40)) == expected(40, "old"), cluster.node.log()
+    cluster.produce(20, topic=topic, prefix="new")
+    for member in members:
+        assert bodies(member.received(60)) == expected(40, "old") + expected(20, "new")
+        member.end()
+
+
 def test_tags_select_messages_and_two_members_share_the_queues(cluster: Cluster) -> None:
     topic, log = "TopicShared", cluster.node.log
     for tag in ("a", "b", "c"):

@@ -61,7 +61,7 @@ def test_clients_of_the_proxy_do_what_their_user_may_at_the_node(tmp_path: Path)
     with (
         trioha_name_server(tmp_path / "names") as names,
         running(tmp_path / "store", role="ASYNC_MASTER", namesrvAddr=names, **settings) as node,
-        grpc_proxy(NEWEST, names, folder=tmp_path / "proxy", cluster=CLUSTER, **PROXY) as endpoints,
+        grpc_proxy(NEWEST, names, folder=tmp_path / "proxy", cluster=CLUSTER, **PROXY) as proxy,
     ):
         for topic in ("Mine", "Other"):
             topic_of(node.listen_address, topic)
@@ -71,7 +71,7 @@ def test_clients_of_the_proxy_do_what_their_user_may_at_the_node(tmp_path: Path)
             create_user(ALICE),
             put_acl(ALICE, entry("Topic:Mine", "Pub", "Sub"), entry("Group:mine", "Sub")),
         )
-        with opened_sdk("python", endpoints, log=tmp_path / "alice.log", user=ALICE) as alice:
+        with opened_sdk("python", proxy.endpoints, log=tmp_path / "alice.log", user=ALICE) as alice:
             alice("producer", name="p", topics=["Mine"])
             alice("send", name="p", topic="Mine", bodies=["a", "b"])
             alice("simple", name="c", group="mine", topic="Mine")
@@ -93,7 +93,7 @@ def test_clients_of_the_proxy_do_what_their_user_may_at_the_node(tmp_path: Path)
             assert sorted(found) == ["a", "b"]
             refused(alice, tmp_path, "Other", "no permission to access Topic:Other")
         with opened_sdk(
-            "python", endpoints, log=tmp_path / "wrong.log", user=evolve(ALICE, secret_key="wrong")
+            "python", proxy.endpoints, log=tmp_path / "wrong.log", user=evolve(ALICE, secret_key="wrong")
         ) as wrong:
             wrong("producer", name="p", topics=["Mine"])
             refused(wrong, tmp_path, "Mine", "check signature failed")

@@ -10,8 +10,11 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.client.apis.ClientConfiguration;
 import org.apache.rocketmq.client.apis.ClientServiceProvider;
 import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
@@ -89,6 +92,8 @@ public final class JavaSdk {
                     simple(name).ack(messages.get(name + " " + body));
                 }
                 return null;
+            case "drain":
+                return drain(name, asked);
             case "push":
                 return push(name, asked);
             case "consumed":
@@ -152,6 +157,37 @@ public final class JavaSdk {
             found.add(described(message));
         }
         return found;
+    }
+
+    /** Receives so many messages and acknowledges each, with some receives in flight: the seconds that it takes. */
+    private Object drain(String name, JsonObject asked) throws Exception {
+        AtomicInteger left = new AtomicInteger(asked.get("number").getAsInt());
+        CompletableFuture<Void> done = new CompletableFuture<>();
+        long began = System.nanoTime();
+        for (int loop = 0; loop < asked.get("in_flight").getAsInt(); loop++) {
+            receiveAgain(simple(name), Duration.ofSeconds(asked.get("invisible_s").getAsLong()), left, done);
+        }
+        done.get(5, TimeUnit.MINUTES);
+        return (System.nanoTime() - began) / 1e9;
+    }
+
+    private static void receiveAgain(SimpleConsumer consumer, Duration invisible, AtomicInteger left,
+        CompletableFuture<Void> done) {
+        consumer.receiveAsync(32, invisible)
+            .thenCompose(found -> CompletableFuture.allOf(found.stream()
+                .map(message -> consumer.ackAsync(message).thenRun(() -> {
+                    if (left.decrementAndGet() == 0) {
+                        done.complete(null);
+                    }
+                }))
+                .toArray(CompletableFuture[]::new)))
+            .whenComplete((all, error) -> {
+                if (error != null) {
+                    done.completeExceptionally(error);
+                } else if (!done.isDone()) {
+                    receiveAgain(consumer, invisible, left, done);
+                }
+            });
     }
 
     private Object push(String name, JsonObject asked) throws Exception {

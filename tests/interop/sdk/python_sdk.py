@@ -21,10 +21,11 @@ from rocketmq import (
     TransactionChecker,
     TransactionResolution,
 )
+from rocketmq.grpc_protocol import FilterType
 
 
-def filter_of(tags):
-    return FilterExpression(tags)
+def filter_of(tags, sql):
+    return FilterExpression(tags) if sql is None else FilterExpression(sql, FilterType.SQL)
 
 
 def described(message):
@@ -38,24 +39,29 @@ def described(message):
 
 
 class Checker(TransactionChecker):
-    """Commits what its producer has not decided."""
+    """Commits what its producer has not decided, or rolls it back: bodies that begin with "no"."""
 
     def check(self, message):
-        return TransactionResolution.COMMIT
+        is_wanted = not message.body.startswith(b"no")
+        return TransactionResolution.COMMIT if is_wanted else TransactionResolution.ROLLBACK
 
 
 class Listener(MessageListener):
-    """Notes what it consumes, and fails for the bodies that it was given."""
+    """Notes what it consumes, and fails for the bodies that it was given: always, or once."""
 
-    def __init__(self, failing):
+    def __init__(self, failing, failing_once):
         self._failing = failing
+        self._failing_once = failing_once
         self._lock = threading.Lock()
         self.consumed = []
 
     def consume(self, message):
+        body = message.body.decode()
         with self._lock:
             self.consumed.append(described(message))
-        return ConsumeResult.FAILURE if message.body.decode() in self._failing else ConsumeResult.SUCCESS
+            fails = body in self._failing or body in self._failing_once
+            self._failing_once.discard(body)
+        return ConsumeResult.FAILURE if fails else ConsumeResult.SUCCESS
 
 
 class Clients:
@@ -72,20 +78,27 @@ class Clients:
         producer.startup()
         self._clients[name] = producer
 
-    def send(self, name, topic, bodies, *, tag=None, group=None, at_ms=None, transaction=None):
-        producer, sent = self._clients[name], []
+    def send(
+        self, name, topic, bodies, *, tag=None, group=None, at_ms=None, transaction=None, is_async=False,
+        properties=None,
+    ):  # fmt: skip
+        producer, sent, waiting = self._clients[name], [], []
         for body in bodies:
             message = Message()
             message.topic = topic
             message.body = body.encode()
-            message.keys = f"key-{body}"
-            message.add_property("colour", "red")
+            message.keys = f"key-{body[:20]}"
+            for key, value in (properties or {"colour": "red"}).items():
+                message.add_property(key, value)
             if tag is not None:
                 message.tag = tag
             if group is not None:
                 message.message_group = group
             if at_ms is not None:
                 message.delivery_timestamp = at_ms // 1000
+            if is_async:
+                waiting.append(producer.send_async(message))
+                continue
             if transaction is None:
                 sent.append(producer.send(message).message_id)
                 continue
@@ -95,10 +108,11 @@ class Clients:
                 opened.commit()
             elif transaction == "rollback":
                 opened.rollback()
-        return sent
+        return sent + [future.result(60).message_id for future in waiting]
 
-    def simple(self, name, group, topic, *, tags="*", wait_s=5):
-        consumer = SimpleConsumer(self._configuration, group, {topic: filter_of(tags)}, await_duration=wait_s)
+    def simple(self, name, group, topic, *, tags="*", sql=None):
+        subscription = {topic: filter_of(tags, sql)}
+        consumer = SimpleConsumer(self._configuration, group, subscription, await_duration=5)
         consumer.startup()
         self._clients[name] = consumer
 
@@ -115,9 +129,9 @@ class Clients:
     def change(self, name, body, invisible_s):
         self._clients[name].change_invisible_duration(self._messages[name, body], invisible_s)
 
-    def push(self, name, group, topic, *, failing=(), tags="*"):
-        self._listeners[name] = listener = Listener(set(failing))
-        consumer = PushConsumer(self._configuration, group, listener, {topic: filter_of(tags)})
+    def push(self, name, group, topic, *, failing=(), failing_once=(), tags="*"):
+        self._listeners[name] = listener = Listener(set(failing), set(failing_once))
+        consumer = PushConsumer(self._configuration, group, listener, {topic: filter_of(tags, None)})
         consumer.startup()
         self._clients[name] = consumer
 
