@@ -6,10 +6,12 @@ from inspect import isawaitable
 import pytest
 import trio
 
+from tests.broker.pending_records import SENT, TIMERS, recorded
 from tests.metadata.test_replica import SYNC_SESSIONS, replica, store, take
 from tests.remoting.recorded import VECTORS, answers, commands
 from trioha.broker import metadata_processor
 from trioha.broker.metadata_processor import MetadataProcessor
+from trioha.broker.timer_records import PendingTimers
 from trioha.metadata.data_version import DataVersion
 from trioha.metadata.documents import TimerCheckPoint
 from trioha.metadata.pretty_json import parse_pretty
@@ -19,10 +21,12 @@ from trioha.remoting.address import Address
 from trioha.remoting.codes import RequestCode, Version
 from trioha.remoting.command import BadRequestError, RemotingCommand
 from trioha.remoting.serving import Peer
+from trioha.store.message_properties import parse_properties
 from trioha.store.topics import TIMER_TOPIC
 
 PEER = Peer(Address("192.0.2.1", 1), 1)
 NAMES = [f"T{number}" for number in range(10)]
+RECORDS = recorded(TIMERS)
 
 
 class Reads:
@@ -212,3 +216,26 @@ async def test_a_broker_without_timers_says_so_with_a_time_of_today():
     assert check_point.last_read_ms > 1_700_000_000_000
     metrics = await ask(processor(store()), RequestCode.GET_TIMER_METRICS, Version.V5_3_3)
     assert json.loads(bytes(metrics.body))["timingCount"] == {}
+
+
+async def test_a_master_answers_how_many_timers_of_each_topic_wait():
+    timers = PendingTimers()
+    tables = store()
+    tables.timers.set_metrics({"TopicTimer": {"count": 8, "timeStamp": 1}}, DataVersion(3, 7, 2))
+    counted = None
+    asked = processor(tables, pending=lambda: counted)
+
+    async def metrics():
+        return json.loads(bytes((await ask(asked, RequestCode.GET_TIMER_METRICS, Version.V5_3_3)).body))
+
+    former = await metrics()
+    assert former["timingCount"] == {"TopicTimer": {"count": 8, "timeStamp": 1}}
+    assert former["dataVersion"] == {"counter": 3, "stateVersion": 2, "timestamp": 7}
+    counted = timers
+    for waiting, records in ((8, RECORDS[:SENT]), (1, RECORDS[SENT:])):
+        for record in records:
+            timers.add(record, parse_properties(record.properties_raw))
+        last_ms = records[-1].store_timestamp_ms
+        found = await metrics()
+        assert found["timingCount"] == {"TopicTimer": {"count": waiting, "timeStamp": last_ms}}
+        assert found["dataVersion"] == {"counter": timers.changes, "stateVersion": 0, "timestamp": last_ms}

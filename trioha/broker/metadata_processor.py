@@ -9,7 +9,7 @@ See docs/protocol/ha.md#metadata-requests.
 | GET_ALL_DELAY_OFFSET 45 | `{"offsetTable":{1:5}}`, for 5.x with dataVersion |
 | GET_ALL_SUBSCRIPTIONGROUP_CONFIG 201 | `{"dataVersion":DV,"subscriptionGroupTable":{G:group}}` |
 | GET_ALL_MESSAGE_REQUEST_MODE 402 | `{"messageRequestModeMap":{T:{G:mode}}}` |
-| GET_TIMER_METRICS 61 | `{"dataVersion":DV,"timingCount":{}}` |
+| GET_TIMER_METRICS 61 | `{"dataVersion":DV,"timingCount":{T:{"count":2,"timeStamp":ms}}}` |
 | GET_TIMER_CHECK_POINT 60 | 56 bytes, see `trioha.metadata.documents` |
 
 402 with `ORDERS_FIELD` asks for the orders of ordered pops: `{"table":{"topic@group":{queueId:order}}}`, see
@@ -36,6 +36,7 @@ from typing import Final
 
 import trio
 
+from trioha.broker.timer_records import PendingTimers
 from trioha.errors import RemoteProtocolError
 from trioha.metadata.consumer_orders import ORDERS_FIELD, orders_json
 from trioha.metadata.data_version import DataVersion
@@ -92,11 +93,14 @@ class MetadataProcessor:
         metadata: MetadataStore,
         store: MessageStore,
         timers_from_ms: Callable[[], int | None] = lambda: None,
+        pending: Callable[[], PendingTimers | None] = lambda: None,
     ) -> None:
-        """`timers_from_ms`: no timer that waits is due before it, ms since 1970; None if it is not known."""
+        """`timers_from_ms`: no timer that waits is due before it, ms since 1970; None if it is not known.
+        `pending`: what a master delivers, None on a slave and until it is known."""
         self._metadata = metadata
         self._store = store
         self._timers_from_ms = timers_from_ms
+        self._pending = pending
         self._topic_texts = _Texts()
         self._group_texts = _Texts()
 
@@ -172,11 +176,25 @@ class MetadataProcessor:
                 await trio.lowlevel.checkpoint()
         return _answer(request, {"table": "{" + ",".join(parts) + "}"}, {ORDERS_FIELD: "true"})
 
-    def timer_metrics(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
-        """GET_TIMER_METRICS."""
-        timers = self._metadata.timers
-        version = _dump(timers.metrics_version.as_known_to(max(request.version, Version.V5_0_0)).to_json())
-        return _answer(request, {"dataVersion": version, "timingCount": _dump(timers.metrics)})
+    async def timer_metrics(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
+        """GET_TIMER_METRICS: by topic, how many timers wait, and when one came or was done last.
+
+        A slave takes the answer if its version differs. Until a master has counted what waits, the answer is
+        that of the former master.
+        """
+        pending, former = self._pending(), self._metadata.timers
+        version, text = former.metrics_version, _dump(former.metrics)
+        if pending is not None:
+            last_ms, parts = 0, []
+            changes = pending.changes
+            for number, (topic, timers) in enumerate(list(pending.by_topic.items()), 1):
+                last_ms = max(last_ms, timers.changed_ms)
+                parts.append(f'{_dump(topic)}:{{"count":{timers.count},"timeStamp":{timers.changed_ms}}}')
+                if number % SLICE_ENTRIES == 0:
+                    await trio.lowlevel.checkpoint()
+            version, text = DataVersion(changes, last_ms), "{" + ",".join(parts) + "}"
+        known = version.as_known_to(max(request.version, Version.V5_0_0))
+        return _answer(request, {"dataVersion": _dump(known.to_json()), "timingCount": text})
 
     def timer_check_point(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
         """GET_TIMER_CHECK_POINT: that all timers before the first that waits are delivered.

@@ -243,7 +243,7 @@ class TimerDelivery:
         if is_due:
             self.delivered += 1
             self._rates[1].add(1, trio.current_time())
-            self._timers.done(key, timer)
+            self._timers.done(key, timer, now_ms=self._now_ms())
         else:
             # The new record takes its place when it is read.
             self._passed.add(timer.queue_offset)

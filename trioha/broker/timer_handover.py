@@ -16,6 +16,7 @@ master. After `kill -9` a broker delivers again what was delivered since the las
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -29,6 +30,7 @@ from trioha.metadata.timer_check import FILE_BYTES, TIMER_CHECK
 from trioha.net.threads import run_in_thread
 from trioha.store.atomic_file import replace_without_backup
 from trioha.store.syncing import sync_directory, sync_whole
+from trioha.store.tags import java_hash
 from trioha.unwritten import Unwritten
 
 HANDOVER: Final = "timer log"
@@ -45,6 +47,7 @@ SHARE: Final = 50
 _UNIT: Final = Struct(">iqiqiqiiq")
 _CHECK: Final = Struct(">7q")
 _MAGIC, _MAGIC_ROLLS = 1, 2
+_topic_hash: Final = lru_cache(maxsize=4096)(java_hash)
 
 
 @frozen
@@ -87,7 +90,7 @@ def timer_files(pending: Pending, settings: TimerSettings) -> tuple[bytes, bytes
                 slot_ms - written_ms,
                 timer.physical_offset,
                 timer.size,
-                timer.topic_hash,
+                _topic_hash(timer.topic),
                 0,
             )
         )
@@ -172,10 +175,10 @@ class TimerHandover:
         if timers is None or timers.newest is None or timers.changes == self._written:
             return
         changes, newest, now_ms = timers.changes, timers.newest, self._now_ms()
-        packed = timers.packed()
+        snapshot = timers.snapshot()
 
         def write() -> None:
-            pending = Pending(PendingTimers.unpacked(packed), newest, now_ms)
+            pending = Pending(snapshot(), newest, now_ms)
             write_timer_files(self._root, pending, self._settings)
 
         try:

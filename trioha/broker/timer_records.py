@@ -26,19 +26,17 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from heapq import heappop, heappush
 from struct import Struct
 from typing import Final
 
-from attrs import frozen
+from attrs import define, frozen
 
 from trioha.metadata.documents import TimerCheckPoint
 from trioha.numbers import NATURAL32, NATURAL64, parse_int
 from trioha.store.record import Record
-from trioha.store.tags import java_hash
 from trioha.store.topics import TIMER_TOPIC
 
 SLOT: Final = "TIMER_OUT_MS"
@@ -52,7 +50,6 @@ _SLOT_MARK: Final = SLOT.encode() + b"\x01"
 _ENTRY: Final = Struct(">qqqiqi?")
 RECALLS_KEPT: Final = 10_000
 """With more recalls those are forgotten whose slots are over."""
-_topic_hash: Final = lru_cache(maxsize=4096)(java_hash)
 _HOUR_MS: Final = 3_600_000
 ROLLS_FROM_MS: Final = 47 * _HOUR_MS
 """A timer so far ahead of its record may be in an earlier slot, where it rolls: two days by default
@@ -74,22 +71,10 @@ class PendingTimer:
     """Bytes of its record."""
     stored_ms: int
     """When its record was stored, ms since 1970."""
-    topic_hash: int = 0
-    """Java's hash of the name of its real topic."""
+    topic: str
+    """Where it is delivered."""
     is_pop: bool = False
     """Whether it is a check point or an acknowledgement of popped messages."""
-
-    def packed(self) -> bytes:
-        """As `PendingTimers` keeps it."""
-        return _ENTRY.pack(
-            self.slot_ms,
-            self.queue_offset,
-            self.physical_offset,
-            self.size,
-            self.stored_ms,
-            self.topic_hash,
-            self.is_pop,
-        )
 
     def rolls_at(self, window_ms: float) -> int | None:
         """When its record is put anew, ms since 1970; None if it is delivered before.
@@ -109,6 +94,18 @@ class PendingTimer:
         if self.slot_ms - self.stored_ms < ROLLS_FROM_MS:
             return self.slot_ms
         return self.stored_ms + ROLLS_AFTER_MS
+
+
+@define
+class TopicTimers:
+    """Timers of one topic, those of pops included."""
+
+    number: int
+    """Of the topic, in entries."""
+    count: int = 0
+    """How many wait."""
+    changed_ms: int = 0
+    """When the last one came, or was done, ms since 1970."""
 
 
 class PendingTimers:
@@ -133,6 +130,10 @@ class PendingTimers:
         """The keys of `_keys`, a heap."""
         self._counts: Counter[int] = Counter()
         """Timers of messages by slot: all but those of pops."""
+        self._topics: list[str] = []
+        """By number; none is taken away."""
+        self.by_topic: dict[str, TopicTimers] = {}
+        """Of each topic that a timer was for."""
         self.next_offset = 0
         """In the timer topic, after the last record that was added."""
         self.newest: PendingTimer | None = None
@@ -149,37 +150,36 @@ class PendingTimers:
             return
         is_waiting = record.topic == TIMER_TOPIC
         topic = properties.get(REAL_TOPIC, "") if is_waiting else record.topic
+        key, now_ms = _key(topic, _identity(record, properties), slot_ms), record.store_timestamp_ms
+        if not is_waiting:
+            if DELIVERED in properties:
+                self._drop_oldest(key, now_ms)
+                self._delivered_ms = max(self._delivered_ms, slot_ms)
+            return
         timer = PendingTimer(
             slot_ms,
             record.queue_offset,
             record.physical_offset,
             record.total_size,
-            record.store_timestamp_ms,
-            _topic_hash(topic),
+            now_ms,
+            topic,
             is_pop,
         )
-        if is_waiting:
-            self.next_offset = max(self.next_offset, record.queue_offset + 1)
-            self.newest = timer
-            self.changes += 1
-        key = _key(topic, _identity(record, properties), slot_ms)
-        if not is_waiting:
-            if DELIVERED in properties:
-                self._drop_oldest(key)
-                self._delivered_ms = max(self._delivered_ms, slot_ms)
-        elif (recalled := properties.get(RECALLED_KEY)) is not None:
+        self.next_offset = max(self.next_offset, record.queue_offset + 1)
+        self.newest = timer
+        self.changes += 1
+        if (recalled := properties.get(RECALLED_KEY)) is not None:
             # With appendTopicForTimerDeleteKey the topic stands before the key.
             for identity in {recalled, recalled.removeprefix(topic)}:
                 each = _key(topic, identity, slot_ms)
                 self._recalled[each] = slot_ms
                 while each in self._entries:
-                    self._drop_oldest(each)
+                    self._drop_oldest(each, now_ms)
         elif key not in self._recalled:
             if ROLL_TIMES in properties:
-                self._drop_oldest(key)
-            self._entries[key] = self._entries.get(key, b"") + timer.packed()
-            if not is_pop:
-                self._counts[slot_ms] += 1
+                self._drop_oldest(key, now_ms)
+            self._count(timer, 1, now_ms)
+            self._entries[key] = self._entries.get(key, b"") + self._packed(timer)
             self.look_at(key, timer.rolls_at(self._roll_window_ms) or slot_ms)
 
     def look_at(self, key: int, time_ms: int) -> None:
@@ -189,46 +189,61 @@ class PendingTimers:
             heappush(self._times, time_ms)
         self._keys[time_ms].append(key)
 
-    def _drop_oldest(self, key: int) -> None:
-        entries = self._entries.pop(key, b"")
-        if not entries:
-            return
-        self._drop(key, entries, PendingTimer(*_ENTRY.unpack_from(entries)))
-
-    def _drop(self, key: int, entries: bytes, timer: PendingTimer) -> None:
-        """Take one away from the entries of a key, which were popped."""
-        if left := entries.replace(timer.packed(), b"", 1):
-            self._entries[key] = left
-        self.changes += 1
+    def _count(self, timer: PendingTimer, number: int, now_ms: int) -> None:
+        """So many more wait."""
+        topic = self.by_topic.get(timer.topic)
+        if topic is None:
+            topic = self.by_topic[timer.topic] = TopicTimers(len(self._topics))
+            self._topics.append(timer.topic)
+        topic.count += number
+        topic.changed_ms = now_ms
         if not timer.is_pop:
-            self._counts[timer.slot_ms] -= 1
+            self._counts[timer.slot_ms] += number
             if not self._counts[timer.slot_ms]:
                 del self._counts[timer.slot_ms]
+
+    def _packed(self, timer: PendingTimer) -> bytes:
+        """As it is in an entry: its topic was counted before."""
+        return _ENTRY.pack(
+            timer.slot_ms,
+            timer.queue_offset,
+            timer.physical_offset,
+            timer.size,
+            timer.stored_ms,
+            self.by_topic[timer.topic].number,
+            timer.is_pop,
+        )
+
+    def _drop_oldest(self, key: int, now_ms: int) -> None:
+        if entries := self._entries.get(key, b""):
+            self._drop(key, next(_unpacked(entries, self._topics)), now_ms)
+
+    def _drop(self, key: int, timer: PendingTimer, now_ms: int) -> None:
+        """Take away a timer of a key."""
+        if left := self._entries.pop(key).replace(self._packed(timer), b"", 1):
+            self._entries[key] = left
+        self.changes += 1
+        self._count(timer, -1, now_ms)
 
     def settle(self) -> None:
         """Take away what the check points say is done: no more records of those masters follow."""
         for key, entries in list(self._entries.items()):
-            for fields in _ENTRY.iter_unpack(entries):
-                if self._is_done(timer := PendingTimer(*fields)):
-                    self._drop(key, self._entries.pop(key), timer)
+            for timer in _unpacked(entries, self._topics):
+                if self._is_done(timer):
+                    self._drop(key, timer, timer.slot_ms)
         self._check_points = ()
 
-    def packed(self) -> list[bytes]:
-        """What is pending now, for `unpacked`, which other threads may call."""
-        return list(self._entries.values())
-
-    @staticmethod
-    def unpacked(packed: Iterable[bytes]) -> list[PendingTimer]:
-        """The timers of `packed`."""
-        return [PendingTimer(*fields) for each in packed for fields in _ENTRY.iter_unpack(each)]
+    def snapshot(self) -> Callable[[], list[PendingTimer]]:
+        """What is pending now, by a function that other threads may call."""
+        packed, topics = list(self._entries.values()), self._topics
+        return lambda: [timer for entries in packed for timer in _unpacked(entries, topics)]
 
     def __iter__(self) -> Iterator[PendingTimer]:
         for key in self._entries:
             yield from self._of(key)
 
     def _of(self, key: int) -> Iterator[PendingTimer]:
-        for fields in _ENTRY.iter_unpack(self._entries.get(key, b"")):
-            timer = PendingTimer(*fields)
+        for timer in _unpacked(self._entries.get(key, b""), self._topics):
             if not self._is_done(timer):
                 yield timer
 
@@ -269,10 +284,10 @@ class PendingTimers:
         }
         return [found[offset] for offset in sorted(found)]
 
-    def done(self, key: int, timer: PendingTimer) -> None:
-        """A timer was delivered, rolled or given up."""
-        if timer.packed() in self._entries.get(key, b""):
-            self._drop(key, self._entries.pop(key), timer)
+    def done(self, key: int, timer: PendingTimer, *, now_ms: int) -> None:
+        """A timer was delivered, rolled or given up, at this time."""
+        if self._packed(timer) in self._entries.get(key, b""):
+            self._drop(key, timer, now_ms)
 
     def end_slot(self, time_ms: int) -> None:
         """Nothing is left to do at this time, the first one."""
@@ -295,6 +310,12 @@ def real_queue(properties: Mapping[str, str]) -> tuple[str, int] | None:
     except ValueError:
         return None
     return None if topic is None else (topic, queue_id)
+
+
+def _unpacked(entries: bytes, topics: Sequence[str]) -> Iterator[PendingTimer]:
+    """The timers of one key's entries."""
+    for slot_ms, queue_offset, physical_offset, size, stored_ms, topic, is_pop in _ENTRY.iter_unpack(entries):
+        yield PendingTimer(slot_ms, queue_offset, physical_offset, size, stored_ms, topics[topic], is_pop)
 
 
 def _identity(record: Record, properties: Mapping[str, str]) -> str:

@@ -242,7 +242,7 @@ class BrokerService:
                 RequestCode.RECALL_MESSAGE: RecallProcessor(puts, metadata.topics, timers.messages).answer,
                 **transactions.handlers,
                 **modes.handlers,
-                **MetadataProcessor(metadata, store, timers.first_ms).handlers,
+                **MetadataProcessor(metadata, store, timers.first_ms, timers.pending).handlers,
                 **handlers,
             },
         )

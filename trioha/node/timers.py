@@ -11,6 +11,7 @@ from trioha.broker.puts import PutService
 from trioha.broker.timer_delivery import TimerDelivery, TimerProgress
 from trioha.broker.timer_handover import TimerHandover
 from trioha.broker.timer_messages import TimerMessages
+from trioha.broker.timer_records import PendingTimers
 from trioha.config.broker import BrokerConfig
 from trioha.metadata.table import wall_clock_ms
 from trioha.node.pending_messages import PendingCounter, timer_settings
@@ -25,6 +26,8 @@ class Timers:
     """Makes the records in which they wait."""
     first_ms: Callable[[], int | None]
     """As `MetadataProcessor` asks for it."""
+    pending: Callable[[], PendingTimers | None]
+    """As above."""
     delivery: TimerDelivery | None
     """None on a slave, and without timerWheelEnable."""
     handover: TimerHandover | None
@@ -40,7 +43,7 @@ class Timers:
             messages = TimerMessages(
                 settings, now_ms=wall_clock_ms, waiting=lambda _slot_ms: 0, broker_name=config.broker_name
             )
-            return cls(messages, lambda: pending.timers_from_ms, None, None)
+            return cls(messages, lambda: pending.timers_from_ms, lambda: None, None, None)
         delivery = TimerDelivery(store, puts, settings, count=pending.timers)
         store.dispatcher.on_written.add(delivery.arrived)
         handover = TimerHandover(
@@ -53,7 +56,7 @@ class Timers:
         messages = TimerMessages(
             settings, now_ms=wall_clock_ms, waiting=delivery.waiting, broker_name=config.broker_name
         )
-        return cls(messages, delivery.first_ms, delivery, handover)
+        return cls(messages, delivery.first_ms, delivery.pending, delivery, handover)
 
     def progress(self) -> TimerProgress:
         """How far delivery is."""

@@ -124,7 +124,7 @@ class Popping:
             self.store,
             self.metadata,
             puts=self.puts,
-            timers=Timers(messages, lambda: None, self.delivery, None),
+            timers=Timers(messages, lambda: None, lambda: None, self.delivery, None),
             consumers=self.consumers,
             pending=self,
             traffic=traffic,
