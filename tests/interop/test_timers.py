@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from struct import Struct
 
 import pytest
+import trio
 
 from tests.doctor.changes import ask
-from tests.interop.asking import groups, make_topic, max_offset
-from tests.interop.java import JavaDriver, JavaStore
+from tests.interop.asking import make_topic, max_offset
+from tests.interop.java import JavaDriver
 from tests.interop.name_server import trioha_name_server
-from tests.interop.rocketmq import NEWEST
+from tests.interop.popping import pop_client
+from tests.interop.rocketmq import only_5
 from tests.interop.timers import (
     NAMES,
     TOPIC,
     deliver_one,
+    has_tables,
+    keys,
     now_ms,
     open_master,
+    positions,
     send,
     slot_ms,
+    timers_by_topic,
     waiting_timers,
 )
 from tests.interop.world import StartNode
@@ -32,45 +37,33 @@ from trioha.broker_status import PendingStatus
 from trioha.metadata.timer_check import read_timer_check
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
+from trioha.store.topics import REVIVE_TOPIC_PREFIX
 
 pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 
-DELETED = "Deleted"
+DELETED, OTHER = "Deleted", "Other"
 AHEAD_MS = {"overdue-0": 8_000, "overdue-1": 9_000, "later": 45_000}
 """When the timers that wait are due: two while trioha is the master, one after the promotion of the slave,
 unless the machine is busy."""
 
 
-def positions(broker: JavaStore) -> tuple[int, int]:
-    """The slot that a real broker delivers next, and how much of the queue of timers it has read."""
-    path = broker.root / "config/timercheck"
-    last_read_ms, _, queue_offset = Struct(">qqq").unpack_from(
-        path.read_bytes() if path.exists() else bytes(24)
-    )
-    return last_read_ms, queue_offset
-
-
-def keys(broker: JavaStore) -> Counter[str]:
-    """How often each message is in the topic."""
-    return Counter(message.record["properties"]["UNIQ_KEY"] for message in broker.read(TOPIC).messages)
-
-
+@only_5
 def test_trioha_delivers_what_a_real_master_left_and_a_real_slave_of_it_the_rest_each_once(
-    own_jvm: Callable[..., JavaDriver], newest: JavaDriver, start_node: StartNode, tmp_path: Path
+    own_jvm: Callable[..., JavaDriver], java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
-    java = own_jvm(NEWEST)
-    first = open_master(java, tmp_path / "store")
+    killed = own_jvm(java.version)
+    first = open_master(killed, tmp_path / "store")
     deliver_one(first, "soon")
     due_ms = {key: now_ms() + ahead_ms for key, ahead_ms in AHEAD_MS.items()}
     for key, each_ms in due_ms.items():
         send(first.listen_address, key, due_ms=each_ms)
     wait_until(lambda: waiting_timers(first) == len(due_ms), "the real master has the timers")
-    java.kill()
+    killed.kill()
 
     with trioha_name_server(tmp_path / "names") as names:
         # Slaves of RocketMQ ask for topics at the listenPort - 2, which a node on port 0 does not have.
         second = start_node("store", role="ASYNC_MASTER", listenPort=free_port(), namesrvAddr=names)
-        slave = newest.open_broker(
+        slave = java.open_broker(
             tmp_path / "slave",
             role="SLAVE",
             ha_master_address=second.ha_address,
@@ -79,11 +72,7 @@ def test_trioha_delivers_what_a_real_master_left_and_a_real_slave_of_it_the_rest
             **NAMES,
         )
 
-        def has_tables() -> bool:
-            slave.register()
-            return len(groups(names).get("interop", {})) == 2 and slave.sync_metadata()
-
-        wait_until(has_tables, "the slave knows its master, and has its topics")
+        wait_until(lambda: has_tables(slave, names), "the slave knows its master, and has its topics")
         wait_until(lambda: max_offset(second.listen_address, TOPIC) == 3, "trioha delivers two timers")
         # It asks for the check point 10 s after its start, and reads its queue up to the offset that it gets.
         # What it has not read when it is promoted is delivered once more.
@@ -96,17 +85,41 @@ def test_trioha_delivers_what_a_real_master_left_and_a_real_slave_of_it_the_rest
         stopping = slave.start_shutdown()
         second.stop()
         stopping.result()
-    third = newest.open_broker(tmp_path / "slave", role="ASYNC_MASTER", timerWheelEnable=True, **NAMES)
+    third = java.open_broker(tmp_path / "slave", role="ASYNC_MASTER", timerWheelEnable=True, **NAMES)
 
     # What came again, or not at all, would have come before the last one.
     wait_until(lambda: keys(third)["later"], "the promoted broker delivers the last timer")
     assert keys(third) == Counter(["soon", *due_ms])
 
 
-def test_what_a_real_master_had_delivered_to_a_topic_that_is_deleted_is_not_pending(
-    newest: JavaDriver, start_node: StartNode, tmp_path: Path
+@pytest.mark.nightly
+@only_5
+def test_a_master_says_of_each_topic_how_many_timers_wait_as_a_real_one_does(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
-    master = open_master(newest, tmp_path / "store")
+    node = start_node("trioha", role="ASYNC_MASTER", **NAMES)
+    make_topic(node.listen_address, TOPIC)
+
+    async def pop(address: str) -> None:
+        async with pop_client(address) as client:
+            assert (await client.pop(TOPIC)).bodies == ["soon"]
+
+    for master in (open_master(java, tmp_path / "real"), node):
+        address = master.listen_address
+        make_topic(address, OTHER)
+        deliver_one(master)
+        for key, topic in (("a", TOPIC), ("b", TOPIC), ("c", OTHER)):
+            send(address, key, due_ms=now_ms() + 600_000, topic=topic)
+        trio.run(pop, address)
+        waiting = {TOPIC: 2, OTHER: 1, f"{REVIVE_TOPIC_PREFIX}interop": 1}
+        wait_until(lambda: timers_by_topic(address) == waiting, f"{address}: {waiting}")  # noqa: B023
+
+
+@only_5
+def test_what_a_real_master_had_delivered_to_a_topic_that_is_deleted_is_not_pending(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    master = open_master(java, tmp_path / "store")
     make_topic(master.listen_address, DELETED)
     deliver_one(master, "deleted", topic=DELETED)
     ask(master.listen_address, request(RequestCode.DELETE_TOPIC_IN_BROKER, ext_fields={"topic": DELETED}))
@@ -127,9 +140,10 @@ def test_what_a_real_master_had_delivered_to_a_topic_that_is_deleted_is_not_pend
     assert (counted.status.timers, counted.timers_from_ms) == (1, counted.status.timers_first_ms)
 
 
+@only_5
 @pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
 def test_a_real_broker_on_the_store_of_trioha_delivers_what_is_pending_and_nothing_again(
-    newest: JavaDriver, start_node: StartNode, tmp_path: Path, *, is_killed: bool
+    java: JavaDriver, start_node: StartNode, tmp_path: Path, *, is_killed: bool
 ) -> None:
     node = start_node("store", role="ASYNC_MASTER", **NAMES)
     make_topic(node.listen_address, TOPIC)
@@ -150,7 +164,7 @@ def test_a_real_broker_on_the_store_of_trioha_delivers_what_is_pending_and_nothi
     else:
         node.stop()
 
-    master = newest.open_broker(tmp_path / "store", role="ASYNC_MASTER", timerWheelEnable=True, **NAMES)
+    master = java.open_broker(tmp_path / "store", role="ASYNC_MASTER", timerWheelEnable=True, **NAMES)
     wait_until(lambda: sum(keys(master).values()) >= 5, "the real broker delivers what is pending")
     # What came again would have come at its start.
     assert keys(master) == Counter(["delivered", "plain", *(f"pending-{number}" for number in range(3))])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 from tests.doctor.changes import ask
-from tests.interop.asking import make_topic, max_offset
+from tests.interop.asking import groups, make_topic, max_offset
 from tests.interop.java import JavaDriver, JavaStore
+from tests.interop.world import Broker
 from tests.waiting import wait_until
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
@@ -42,18 +45,41 @@ def slot_ms(due_ms: int) -> int:
     return (due_ms - 1) // 1000 * 1000
 
 
+def positions(broker: JavaStore) -> tuple[int, int]:
+    """The slot that a real broker delivers next, and how much of the queue of timers it has read."""
+    path = broker.root / "config/timercheck"
+    last_read_ms, _, queue_offset = Struct(">qqq").unpack_from(
+        path.read_bytes() if path.exists() else bytes(24)
+    )
+    return last_read_ms, queue_offset
+
+
+def keys(broker: JavaStore) -> Counter[str]:
+    """How often each message is in the topic."""
+    return Counter(message.record["properties"]["UNIQ_KEY"] for message in broker.read(TOPIC).messages)
+
+
+def has_tables(slave: JavaStore, names: str) -> bool:
+    """Whether a real slave is registered beside its master at the name server `names`, and has its tables."""
+    slave.register()
+    return len(groups(names).get("interop", {})) == 2 and slave.sync_metadata()
+
+
+def timers_by_topic(address: str) -> dict[str, int]:
+    """How many timers of each topic wait, as a broker counts them."""
+    metrics: Any = parse_json(ask(address, request(RequestCode.GET_TIMER_METRICS)).body)
+    return {topic: found["count"] for topic, found in metrics["timingCount"].items()}
+
+
 def waiting_timers(master: JavaStore) -> int:
     """How many timers of the topic wait, as the real master counts them."""
-    metrics: Any = parse_json(ask(master.listen_address, request(RequestCode.GET_TIMER_METRICS)).body)
-    return int(metrics["timingCount"][TOPIC]["count"])
+    return timers_by_topic(master.listen_address)[TOPIC]
 
 
-def deliver_one(master: JavaStore, key: str = "soon", *, topic: str = TOPIC) -> int:
-    """Have the real master deliver a timer; its slot."""
+def deliver_one(master: Broker, key: str = "soon", *, topic: str = TOPIC) -> int:
+    """Have a master deliver a timer; its slot."""
     before = max_offset(master.listen_address, topic)
     due_ms = now_ms() + 1500
     send(master.listen_address, key, due_ms=due_ms, topic=topic)
-    wait_until(
-        lambda: max_offset(master.listen_address, topic) == before + 1, "the real master delivers a timer"
-    )
+    wait_until(lambda: max_offset(master.listen_address, topic) == before + 1, "the master delivers a timer")
     return slot_ms(due_ms)

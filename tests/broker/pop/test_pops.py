@@ -13,6 +13,7 @@ from tests.broker.pop.popping import GROUP, RETRY, REVIVE, TOPIC, Popped, Poppin
 from tests.store.support import VECTORS
 from trioha.broker.pop.handed_out import SPARE_SECONDS, HandedOut
 from trioha.broker.pop.records import REVIVE_GROUP
+from trioha.broker.timer_messages import delivered
 from trioha.metadata.consumer_orders import ConsumerOrders
 from trioha.metadata.pretty_json import encode_pretty, parse_pretty
 from trioha.metadata.topics import TopicConfig
@@ -21,6 +22,7 @@ from trioha.remoting.pop_handle import PopHandle, PopSource
 from trioha.store.message_properties import parse_properties
 from trioha.store.put_status import PutStatus
 from trioha.store.record import decode_record
+from trioha.store.topics import TIMER_TOPIC
 
 
 @pytest.fixture
@@ -394,6 +396,25 @@ async def test_check_points_of_unknown_groups_and_topics_are_kept(tmp_path, wall
         await trio.sleep(60)
         assert bodies(await again.take()) == [b"1"]
         assert again.pops.revival.revived == 1
+
+
+async def test_an_acknowledgement_counts_that_comes_before_its_check_point(tmp_path, wall, autojump_clock):
+    """A real slave that is promoted late delivers first what its timer had not read."""
+    broker = Popping(tmp_path, wall)
+    async with broker.running():
+        broker.put(b"0", b"1")
+        found = await broker.take(invisible_ms=20_000)
+        await broker.ack(found[0])
+        broker.dispatch()
+        *_, entry = broker.store.queues.find(TIMER_TOPIC, 0).entries(0, 9)
+        waiting = decode_record(broker.log.read(entry.physical_offset, entry.size))
+        broker.puts.put(delivered(waiting, now_ms=wall.now_ms(), enqueued_ms=wall.now_ms()))
+    broker.kill()
+    again = Popping(tmp_path, wall)
+    again.metadata.groups.find_or_create(GROUP)
+    async with again.running():
+        await trio.sleep(30)
+        assert bodies(await again.take()) == [b"1"]
 
 
 async def test_the_offset_of_the_revival_waits_for_its_records(tmp_path, wall, autojump_clock):
