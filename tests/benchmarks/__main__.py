@@ -30,7 +30,7 @@ from tests.benchmarks.bench import QUICK, Bench, Sizes
 from tests.benchmarks.clients import JAVA_WORKS, RAW_WORKS, idle
 from tests.benchmarks.failover import failover
 from tests.benchmarks.machine import described
-from tests.benchmarks.pops import pops
+from tests.benchmarks.pops import pops, proxied_pops
 from tests.benchmarks.stores import catch_up, fan_out, queues, start
 from tests.benchmarks.systems import ROOT, System, rocketmq, trioha
 from tests.benchmarks.table import Run, markdown, on_page
@@ -50,7 +50,7 @@ STORE_WORKS: Final[dict[str, Callable[[Bench], None]]] = {
     "timers": timers,
 }
 CLIENT_WORKS: Final[dict[str, Callable[[Bench], None]]] = {
-    "idle": idle, **JAVA_WORKS, **RAW_WORKS, "pops": pops
+    "idle": idle, **JAVA_WORKS, **RAW_WORKS, "pops": pops, "proxied-pops": proxied_pops
 }  # fmt: skip
 """Works of pairs, which come after all others; their second system may be trioha, too. Idle pulls are first:
 what other works leave in a JVM's heap would hide what the pulls add to it."""

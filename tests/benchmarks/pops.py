@@ -1,4 +1,7 @@
-"""Pops of a SYNC pair: how fast messages are popped and acknowledged, each by a request of its own."""
+"""Pops of a SYNC pair: how fast messages are popped and acknowledged, each by a request of its own.
+
+By a raw client, and by RocketMQ's Java SDK of gRPC through RocketMQ's proxy, the same one before each system.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,24 @@ import time
 from contextlib import ExitStack
 from typing import Final
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.clients import SETTLE_S
 from tests.benchmarks.machine import Meter, standing_still
 from tests.benchmarks.raw import BATCH, RECEIVE_BYTES, WITHIN_S, batches, drive, send
-from tests.benchmarks.systems import BenchmarkError, await_success, pair_of
+from tests.benchmarks.systems import (
+    JVM_FLAGS,
+    SETTINGS,
+    BenchmarkError,
+    Pair,
+    System,
+    await_success,
+    pair_of,
+)
 from tests.benchmarks.table import Line
+from tests.interop.proxy import Proxy, grpc_proxy
+from tests.interop.sdks import Sdk, opened_sdk
 from tests.node.client import endpoint
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
@@ -25,31 +38,75 @@ IN_FLIGHT: Final = 8
 INVISIBLE_MS: Final = 600_000
 GROUP: Final = "bench"
 BROKER: Final = "bench"
+CLUSTER: Final = str(SETTINGS["brokerClusterName"])
+A_THOUSAND: Final = "1,000 messages"
 
 
 def pops(bench: Bench) -> None:
     """Messages that are there, popped 32 at a time and acknowledged one by one."""
     number = bench.sizes.pops // BATCH * BATCH
-    line = Line("raw client: pops 32, acknowledges each", "messages/s", "1,000 messages")
+    line = Line("raw client: pops 32, acknowledges each", "messages/s", A_THOUSAND)
     with ExitStack() as running:
-        pairs = [
-            running.enter_context(
-                pair_of(
-                    evolve(system, settings={**system.settings, "timerWheelEnable": "true"}),
-                    bench.new_folder("pops"),
-                )
-            )
-            for system in (bench.ours, bench.theirs)
-        ]
+        pairs = [_pair(bench, system, running) for system in (bench.ours, bench.theirs)]
         for pair, note in bench.turns("pops", pairs, name_of=lambda pair: pair.system.name):
-            topic, name, address = bench.new_name("pops"), pair.system.name, pair.master.address
-            await_success(send(topic), address, what=name)
-            drive(address, batches(topic), in_flight=4, count=number // BATCH)
-            time.sleep(SETTLE_S)
+            topic = _backlog(bench, pair, number)
             others = [pid for other in pairs if other is not pair for pid in other.pids]
             with standing_still(others), Meter(pair.pids) as meter:
-                seconds = _consume(address, topic, number)
-            note(line, name, number / seconds, meter, units=number / 1000)
+                seconds = _consume(pair.master.address, topic, number)
+            note(line, pair.system.name, number / seconds, meter, units=number / 1000)
+
+
+@frozen
+class _Proxied:
+    """A pair, the proxy before it, and a JVM with the SDK."""
+
+    pair: Pair
+    proxy: Proxy
+    sdk: Sdk
+
+
+def proxied_pops(bench: Bench) -> None:
+    """The same by a simple consumer of the Java SDK. CPU time is that of the brokers, not of the proxy."""
+    number = bench.sizes.pops // BATCH * BATCH
+    line = Line("Java SDK through the proxy: receives, acknowledges each", "messages/s", A_THOUSAND)
+    with ExitStack() as running:
+        sides = [_proxied(bench, system, running) for system in (bench.ours, bench.theirs)]
+        for side, note in bench.turns("proxied pops", sides, name_of=lambda side: side.pair.system.name):
+            topic = _backlog(bench, side.pair, number)
+            side.sdk("simple", name=topic, group=bench.new_name("group"), topic=topic)
+            others = [
+                pid for other in sides if other is not side for pid in (*other.pair.pids, other.proxy.pid)
+            ]
+            with standing_still(others), Meter(side.pair.pids) as meter:
+                seconds = side.sdk(
+                    "drain", name=topic, number=number, in_flight=IN_FLIGHT, invisible_s=INVISIBLE_MS // 1000
+                )
+            note(line, side.pair.system.name, number / seconds, meter, units=number / 1000)
+            side.sdk("end", name=topic)
+
+
+def _pair(bench: Bench, system: System, running: ExitStack) -> Pair:
+    with_timers = evolve(system, settings={**system.settings, "timerWheelEnable": "true"})
+    return running.enter_context(pair_of(with_timers, bench.new_folder("pops")))
+
+
+def _proxied(bench: Bench, system: System, running: ExitStack) -> _Proxied:
+    pair, folder = _pair(bench, system, running), bench.new_folder("proxy")
+    proxy = running.enter_context(
+        grpc_proxy(bench.rocketmq_version, pair.name_server, folder=folder, cluster=CLUSTER, flags=JVM_FLAGS)
+    )
+    return _Proxied(
+        pair, proxy, running.enter_context(opened_sdk("java", proxy.endpoints, log=folder / "sdk.log"))
+    )
+
+
+def _backlog(bench: Bench, pair: Pair, number: int) -> str:
+    """A new topic with so many messages."""
+    topic = bench.new_name("pops")
+    await_success(send(topic), pair.master.address, what=pair.system.name)
+    drive(pair.master.address, batches(topic), in_flight=4, count=number // BATCH)
+    time.sleep(SETTLE_S)
+    return topic
 
 
 def _consume(address: str, topic: str, number: int) -> float:
