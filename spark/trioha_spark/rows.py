@@ -13,6 +13,17 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 from attrs import frozen
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from trioha.recording.reader import Session
 from trioha_analysis.arrow_tables import SCHEMAS
@@ -113,31 +124,32 @@ class LinksRow:
     """By link."""
 
 
-_SQL_TYPES: Final = {
-    pa.int64(): "bigint",
-    pa.float64(): "double",
-    pa.bool_(): "boolean",
-    pa.string(): "string",
-    pa.binary(): "binary",
+_SPARK_TYPES: Final = {
+    pa.int64(): LongType(),
+    pa.float64(): DoubleType(),
+    pa.bool_(): BooleanType(),
+    pa.string(): StringType(),
+    pa.binary(): BinaryType(),
 }
 
 
-def schema_of(row: type[Any], tables: Iterable[str] = ()) -> str:
-    """The columns of a class of rows, and those of `tables`, as Spark's SQL writes them."""
-    columns = [*arrow_type(row), *(pa.field(name, _rows_type(name)) for name in tables)]
-    return ", ".join(f"`{one.name}` {_sql_type(one.type)}" for one in columns)
+def schema_of(row: type[Any], tables: Iterable[str] = ()) -> StructType:
+    """The columns of a class of rows, and those of `tables`, in Spark."""
+    return _struct_of([*arrow_type(row), *(pa.field(name, _rows_type(name)) for name in tables)])
 
 
 def _rows_type(table: str) -> pa.DataType:
     return pa.list_(pa.struct(list(SCHEMAS[table])))
 
 
-def _sql_type(of: pa.DataType) -> str:
+def _struct_of(columns: Iterable[pa.Field]) -> StructType:
+    return StructType([StructField(one.name, _spark_type(one.type)) for one in columns])
+
+
+def _spark_type(of: pa.DataType) -> DataType:
     if pa.types.is_list(of):
-        return f"array<{_sql_type(of.value_type)}>"
-    if pa.types.is_struct(of):
-        return f"struct<{', '.join(f'`{one.name}`: {_sql_type(one.type)}' for one in of)}>"
-    return _SQL_TYPES[of]
+        return ArrayType(_spark_type(of.value_type))
+    return _struct_of(of) if pa.types.is_struct(of) else _SPARK_TYPES[of]
 
 
 def batch_of(rows: Iterable[Any], row: type[Any], session: Session | None = None) -> pa.RecordBatch:

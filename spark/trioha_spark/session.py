@@ -37,8 +37,9 @@ WORKER_ENVIRONMENT: Final = {
 """glibc settings by which Python workers reuse the memory of large arrays instead of returning it to the
 system (measured: a quarter of their time)."""
 END_TIMEOUT_S: Final = 10.0
-SHUFFLE_PARTITIONS: Final = 8
-"""The shuffle has one small row for each connection and run of ranges."""
+SHUFFLE_PARTITIONS_MAX: Final = 8
+"""A shuffle has one small row for each connection and run of ranges, and a partition costs more than its
+rows: there are as many as cores, up to this."""
 
 
 class SparkError(TriohaError):
@@ -76,7 +77,6 @@ def spark_session(master: str = LOCAL, *, driver_memory: str = "1g") -> Iterator
         SparkSession.builder.appName("trioha")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", str(SHUFFLE_PARTITIONS))
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.python.daemon.module", "trioha_spark.daemon")
     )
@@ -102,6 +102,8 @@ def spark_session(master: str = LOCAL, *, driver_memory: str = "1g") -> Iterator
                 except Exception as error:
                     raise SparkError(f"Spark on {master} did not start: {_reason(error, log)}") from error
             try:
+                partitions = min(SHUFFLE_PARTITIONS_MAX, spark.sparkContext.defaultParallelism)
+                spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
                 yield spark
             finally:
                 spark.stop()

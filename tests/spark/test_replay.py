@@ -156,8 +156,8 @@ def test_progress_counts_the_tasks_of_several_sessions(spark, tmp_path):
     expected = replay_here(tmp_path)
     assert cut.collect() == short_tables(expected)
     tasks = seen[-1][1]
-    # Eight ranges each at most.
-    assert tasks >= sum(row["events"] for row in document(expected)["sessions"]) // (8 * 20)
+    # Sixteen ranges each at most.
+    assert tasks >= sum(row["events"] for row in document(expected)["sessions"]) // (16 * 20)
     assert seen == sorted(seen)
     assert seen[-1] == (tasks, tasks)
     assert {all_ for _, all_ in seen} == {tasks}
