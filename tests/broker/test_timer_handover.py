@@ -29,7 +29,7 @@ def pending_at(number, now_ms):
     timers = PendingTimers(roll_window_ms=SETTINGS.roll_window_ms)
     for record in recorded(TIMERS)[:number]:
         timers.add(record, parse_properties(record.properties_raw))
-    return Pending(list(timers), timers.newest, now_ms)
+    return Pending(list(timers.snapshot()()), timers.newest, now_ms)
 
 
 def units_of(data):

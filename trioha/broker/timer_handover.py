@@ -15,7 +15,7 @@ master. After `kill -9` a broker delivers again what was delivered since the las
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from struct import Struct
@@ -54,14 +54,15 @@ _topic_hash: Final = lru_cache(maxsize=4096)(java_hash)
 class Pending:
     """What is pending at one moment."""
 
-    timers: list[PendingTimer]
+    timers: Iterable[PendingTimer]
+    """In the order of the timer topic."""
     newest: PendingTimer
     """The newest record of the timer topic, pending or not."""
     now_ms: int
 
 
-def timer_files(pending: Pending, settings: TimerSettings) -> tuple[bytes, bytes]:
-    """The timer log's units, and the check point's file.
+def timer_files(pending: Pending, settings: TimerSettings) -> tuple[bytearray, bytes] | None:
+    """The timer log's units, and the check point's file; None with more timers than `TIMERS_MAX`.
 
     Slots that are over and pending are read first: the broker begins with the oldest one.
     """
@@ -71,10 +72,7 @@ def timer_files(pending: Pending, settings: TimerSettings) -> tuple[bytes, bytes
         return time_ms // precision * precision
 
     now_ms = whole(pending.now_ms)
-    rows = sorted(pending.timers, key=lambda timer: timer.queue_offset)
-    slots = [timer.rolls_at(settings.roll_window_ms) for timer in rows]
-    places = [whole(timer.slot_ms if at is None else at) for timer, at in zip(rows, slots, strict=True)]
-    read_ms = min(now_ms, *places) if places else now_ms
+    read_ms, last_offset = now_ms, -1
     units = bytearray()
     last_of: dict[int, int] = {}
 
@@ -95,15 +93,20 @@ def timer_files(pending: Pending, settings: TimerSettings) -> tuple[bytes, bytes
             )
         )
 
-    for timer, rolls_at, place in zip(rows, slots, places, strict=True):
+    for number, timer in enumerate(pending.timers, 1):
+        if number > TIMERS_MAX:
+            return None
+        rolls_at = timer.rolls_at(settings.roll_window_ms)
+        place = whole(timer.slot_ms if rolls_at is None else rolls_at)
+        read_ms, last_offset = min(read_ms, place), timer.queue_offset
         magic = _MAGIC if rolls_at is None else _MAGIC | _MAGIC_ROLLS
         add(timer, place, min(whole(timer.stored_ms), place), magic)
     newest = pending.newest
-    if not rows or rows[-1].queue_offset != newest.queue_offset:
+    if last_offset != newest.queue_offset:
         add(newest, read_ms - precision, read_ms - 2 * precision, _MAGIC)
     next_offset = newest.queue_offset + 1
     check = _CHECK.pack(read_ms, 0, next_offset, next_offset, 0, pending.now_ms, 1)
-    return bytes(units), check.ljust(FILE_BYTES, b"\0")
+    return units, check.ljust(FILE_BYTES, b"\0")
 
 
 def write_timer_files(root: Path, pending: Pending, settings: TimerSettings) -> None:
@@ -113,11 +116,12 @@ def write_timer_files(root: Path, pending: Pending, settings: TimerSettings) -> 
     """
     folder, check_path = root / TIMER_LOG, root / "config" / TIMER_CHECK
     path = folder / f"{0:020}"
-    if len(pending.timers) > TIMERS_MAX:
+    files = timer_files(pending, settings)
+    if files is None:
         check_path.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         return
-    units, check = timer_files(pending, settings)
+    units, check = files
     folder.mkdir(exist_ok=True)
     temporary = folder.with_name(f"{TIMER_LOG}.tmp")
     with temporary.open("wb") as file:
