@@ -5,7 +5,8 @@ and no booleans here; the reader of a key decides). Aliases are refused, nesting
 file of any content ends in values or in one ConfigError.
 
 Values are built from the events of the parser. `yaml.compose` would give nodes with their lines, but it
-follows aliases, and with libyaml it recurses without a limit: 100,000 open brackets end the process.
+follows aliases, and with libyaml it recurses, before PyYAML 6.0.4 without a limit: 100,000 open brackets end
+the process.
 """
 
 from __future__ import annotations
