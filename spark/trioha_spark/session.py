@@ -29,9 +29,10 @@ LOCAL: Final = "local[*]"
 LOOPBACK: Final = "127.0.0.1"
 JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options for a fast start: Java only moves rows, the work is done in Python (measured: half the time)."""
-CODEGEN: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Rows are few, with hundreds of columns: Java code for them takes longer to compile than they take without
-(measured: a fifth of a short replay)."""
+WITHOUT_CODEGEN: Final = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 WORKER_ENVIRONMENT: Final = {
     "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
@@ -83,8 +84,6 @@ def spark_session(master: str = LOCAL, *, driver_memory: str = "1g") -> Iterator
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.python.daemon.module", "trioha_spark.daemon")
     )
-    for name, value in CODEGEN.items():
-        builder = builder.config(name, value)
     for name, value in WORKER_ENVIRONMENT.items():
         builder = builder.config(f"spark.executorEnv.{name}", value)
     if not is_submitted:
@@ -115,6 +114,24 @@ def spark_session(master: str = LOCAL, *, driver_memory: str = "1g") -> Iterator
         finally:
             if gateway is None and not is_submitted:
                 _end_java()
+
+
+@contextmanager
+def without_codegen(spark: SparkSession) -> Iterator[None]:
+    """Let a session make no Java code for its queries.
+
+    The rows of a replay are few and have hundreds of columns: their code takes longer to compile than they
+    take without it (measured: a fifth of a short replay). Nothing else may use the session meanwhile: queries
+    of Spark's catalog fail without their code.
+    """
+    before = {name: spark.conf.get(name) for name in WITHOUT_CODEGEN}
+    for name, value in WITHOUT_CODEGEN.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, kept in before.items():
+            spark.conf.set(name, str(kept))
 
 
 def context_of(spark: SparkSession) -> SparkContext | None:

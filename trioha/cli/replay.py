@@ -74,6 +74,7 @@ def replay(
     with (
         progress("replaying on Spark", shown=sys.stderr.isatty() and not json) as watch,
         spark_sessions.spark_session(master) as spark,
+        spark_sessions.without_codegen(spark),
     ):
         found = replays.replay(sessions, spark=spark, watch=watch)
         try:
