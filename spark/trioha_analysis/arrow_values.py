@@ -93,6 +93,9 @@ def codec_of(of: Any) -> Codec:
     if of in _SCALARS:
         return Codec(_SCALARS[of], _as_is, _as_py)
     origin, arguments = get_origin(of), get_args(of)
+    if (alias := getattr(origin, "__value__", None)) is not None:
+        # NDArray, which NumPy makes a type alias of the language from 2.5 on.
+        return codec_of(alias[arguments])
     if origin in {Union, types.UnionType}:
         (known,) = (one for one in arguments if one is not types.NoneType)
         return _optional(codec_of(known))
