@@ -15,7 +15,7 @@ from tests.interop.java import JavaDriver
 from tests.interop.name_server import trioha_name_server
 from tests.interop.popping import PopClient, PoppedMessage, pop_client, with_topic
 from tests.interop.rocketmq import only_5
-from tests.interop.timers import NAMES, has_tables, keys, now_ms, positions, send, slot_ms
+from tests.interop.timers import NAMES, keys, now_ms, open_slave, positions, send, slot_ms
 from tests.interop.timers import TOPIC as TIMED
 from tests.interop.world import QUICK, StartNode
 from tests.ports import free_port
@@ -151,18 +151,9 @@ def test_a_real_slave_of_a_killed_trioha_master_gives_again_what_was_left_and_de
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
     with trioha_name_server(tmp_path / "names") as names:
-        # Slaves of RocketMQ ask for topics at the listenPort - 2, which a node on port 0 does not have.
         ports = {"listenPort": free_port(), "namesrvAddr": names}
         master = start_node("master", role="SYNC_MASTER", flushConsumerOffsetInterval=100, **ports, **NAMES)
-        slave = java.open_broker(
-            tmp_path / "slave",
-            role="SLAVE",
-            ha_master_address=master.ha_address,
-            namesrvAddr=names,
-            timerWheelEnable=True,
-            **NAMES,
-        )
-        wait_until(lambda: has_tables(slave, names), "the slave knows its master")
+        slave = open_slave(java, tmp_path / "slave", master.ha_address, names)
         wait_until(lambda: master.load(1).statuses == {"PUT_OK": 1}, "a put is on the slave")
         make_topic(master.listen_address, TIMED)
         soon_ms = now_ms() + 1000

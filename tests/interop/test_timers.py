@@ -19,10 +19,10 @@ from tests.interop.timers import (
     NAMES,
     TOPIC,
     deliver_one,
-    has_tables,
     keys,
     now_ms,
     open_master,
+    open_slave,
     positions,
     send,
     slot_ms,
@@ -61,18 +61,8 @@ def test_trioha_delivers_what_a_real_master_left_and_a_real_slave_of_it_the_rest
     killed.kill()
 
     with trioha_name_server(tmp_path / "names") as names:
-        # Slaves of RocketMQ ask for topics at the listenPort - 2, which a node on port 0 does not have.
         second = start_node("store", role="ASYNC_MASTER", listenPort=free_port(), namesrvAddr=names)
-        slave = java.open_broker(
-            tmp_path / "slave",
-            role="SLAVE",
-            ha_master_address=second.ha_address,
-            namesrvAddr=names,
-            timerWheelEnable=True,
-            **NAMES,
-        )
-
-        wait_until(lambda: has_tables(slave, names), "the slave knows its master, and has its topics")
+        slave = open_slave(java, tmp_path / "slave", second.ha_address, names)
         wait_until(lambda: max_offset(second.listen_address, TOPIC) == 3, "trioha delivers two timers")
         # It asks for the check point 10 s after its start, and reads its queue up to the offset that it gets.
         # What it has not read when it is promoted is delivered once more.

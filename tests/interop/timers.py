@@ -29,6 +29,18 @@ def open_master(java: JavaDriver, root: Path, **settings: object) -> JavaStore:
     return master
 
 
+def open_slave(java: JavaDriver, root: Path, ha_address: str, names: str) -> JavaStore:
+    """A real slave of the master at `ha_address`, with its tables. It delivers timers when it is promoted.
+
+    It asks for topics at the master's listenPort - 2, so that is not 0.
+    """
+    slave = java.open_broker(
+        root, role="SLAVE", ha_master_address=ha_address, namesrvAddr=names, timerWheelEnable=True, **NAMES
+    )
+    wait_until(lambda: has_tables(slave, names), "the slave knows its master, and has its topics")
+    return slave
+
+
 def send(address: str, key: str, *, due_ms: int | None = None, topic: str = TOPIC) -> None:
     """Store a message in queue 0, or have it delivered there at a time."""
     properties = f"UNIQ_KEY\x01{key}\x02" + ("" if due_ms is None else f"TIMER_DELIVER_MS\x01{due_ms}\x02")
