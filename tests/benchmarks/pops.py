@@ -101,7 +101,7 @@ def _proxied(bench: Bench, system: System, running: ExitStack) -> _Proxied:
 
 
 def _backlog(bench: Bench, pair: Pair, number: int) -> str:
-    """A new topic with so many messages."""
+    """Make a topic and store `number` messages in it; the name of the topic."""
     topic = bench.new_name("pops")
     await_success(send(topic), pair.master.address, what=pair.system.name)
     drive(pair.master.address, batches(topic), in_flight=4, count=number // BATCH)

@@ -55,7 +55,7 @@ def test_a_poll_ends_where_another_process_wants_the_core_and_has_not_paid():
 
 
 def attempts_of(poll, calls, *, one_pays_of):
-    """Which calls poll, where one poll of so many pays."""
+    """For each call, whether it polls; one poll in `one_pays_of` pays."""
     attempts, polls = [], 0
     for _ in range(calls):
         attempts.append(polls_of(poll, succeeds=polls % one_pays_of == one_pays_of - 1) > 0)

@@ -193,7 +193,7 @@ class PendingTimers:
         self._keys[time_ms].append(key)
 
     def _count(self, timer: PendingTimer, number: int, now_ms: int) -> None:
-        """So many more wait."""
+        """Add `number`, which may be negative, to the timers that wait of a timer's topic and slot."""
         topic = self.by_topic.get(timer.topic)
         if topic is None:
             topic = self.by_topic[timer.topic] = TopicTimers(len(self._topics))

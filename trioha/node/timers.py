@@ -27,7 +27,7 @@ class Timers:
     first_ms: Callable[[], int | None]
     """As `MetadataProcessor` asks for it."""
     pending: Callable[[], PendingTimers | None]
-    """As above."""
+    """What this node delivers; None on a slave, and until all timers are read."""
     delivery: TimerDelivery | None
     """None on a slave, and without timerWheelEnable."""
     handover: TimerHandover | None
