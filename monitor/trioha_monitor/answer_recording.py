@@ -26,6 +26,8 @@ from trioha_monitor.watched import Start, Watched
 
 IDLE_S: Final = 1.0
 """After so long without an observation what there is is written."""
+FIRST_ANSWER_TIMEOUT_S: Final = 2.0
+"""A recording that is stopped waits so long for its first observation."""
 STOP_TIMEOUT_S: Final = 5.0
 """Timeout of the end of a recording."""
 OBSERVATIONS_MAX: Final = 10_000
@@ -74,8 +76,13 @@ class MonitorRecording:
             writing.note(seen, watched)
 
     def stop(self) -> Path:
-        """End the recording; returns its file. Raises StoreError if a part of it was not recorded."""
+        """End the recording; returns its file. Raises StoreError if a part of it was not recorded.
+
+        One that is stopped at once has what was shown: `stop` waits for one observation. Without any there is
+        no file, and StoreError.
+        """
         assert self._writing is not None, "it was started"
+        self._writing.has_begun.wait(FIRST_ANSWER_TIMEOUT_S)
         writing, self._writing = self._writing, None
         return writing.end()
 
@@ -89,7 +96,8 @@ class _Writing:
         self._descriptor = descriptor
         self._writer = BlockWriter(descriptor)
         self._queue: Queue[Start | Observation | None] = Queue()
-        self._has_begun = False
+        self.has_begun = threading.Event()
+        """Set with the first observation."""
         self._start_ms = 0
         self._refused = 0
         """Observations that were not put into the queue since the last one that was."""
@@ -111,7 +119,7 @@ class _Writing:
     def note(self, seen: Observation, watched: Watched) -> None:
         if self._queue.qsize() >= OBSERVATIONS_MAX:
             self._refused += 1
-        elif self._has_begun:
+        elif self.has_begun.is_set():
             if self._refused:
                 self._queue.put(Gap(seen.at_ms, self._refused, _TOO_SLOW))
                 self._refused = 0
@@ -121,7 +129,7 @@ class _Writing:
             start, observations = watched.opening(at_ms=seen.at_ms)
             for each in (start, *observations):
                 self._queue.put(each)
-            self._has_begun = True
+            self.has_begun.set()
 
     def end(self) -> Path:
         self._queue.put(None)
@@ -130,6 +138,9 @@ class _Writing:
             raise StoreError("the recording did not end in time: the disk is too slow", path=self._path)
         if self._failure is not None:
             raise StoreError(f"the recording failed: {fault_of_this_program(self._failure)}", path=self._path)
+        if not self.has_begun.is_set():
+            self._path.unlink(missing_ok=True)
+            raise StoreError("nothing is recorded: no node answered meanwhile", path=self._path)
         unwritten = self._unwritten + self._refused
         if unwritten:
             reason = f"{unwritten} answers were not recorded: {self._reason}"

@@ -331,15 +331,35 @@ def test_a_recording_that_goes_on_is_followed(tmp_path):
 
 def test_a_recording_leaves_no_thread_and_can_be_started_again(tmp_path):
     before = threading.active_count()
-    recording = MonitorRecording(tmp_path)
+    recorded = Recorded(tmp_path)
     paths = set()
     for _ in range(3):
-        assert not recording.is_on
-        paths.add(recording.start())
-        assert recording.is_on
-        recording.stop()
+        assert not recorded.recording.is_on
+        paths.add(recorded.start().path)
+        assert recorded.recording.is_on
+        assert recorded.see(master(10)).stop() == recorded.path
     assert len(paths) == 3
     assert threading.active_count() == before
+
+
+def test_a_recording_that_is_stopped_at_once_has_what_is_shown(tmp_path):
+    recorded = Recorded(tmp_path).see(master(10), slave(5)).start()
+    stop = threading.Thread(target=recorded.stop)
+    stop.start()
+    while stop.is_alive():
+        recorded.see(master(20))
+    source = finished(recorded.path)
+    assert [node.health for node in source.view_at(source.position.start_ns).nodes] == [Health.UP] * 2
+
+
+def test_a_recording_of_nothing_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("trioha_monitor.answer_recording.FIRST_ANSWER_TIMEOUT_S", 0.01)
+    recorded = Recorded(tmp_path).start()
+    with pytest.raises(
+        StoreError, match=r"monitor\.jsonl\.gz: nothing is recorded: no node answered meanwhile$"
+    ):
+        recorded.stop()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_reported(tmp_path):

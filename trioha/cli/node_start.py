@@ -86,6 +86,11 @@ class _ImportedOnUse(ModuleType):
     """In the place of the module of its name, which it imports when one of its names is used."""
 
     def __getattr__(self, name: str) -> object:
+        if sys.modules.get(self.__name__) is self:
+            # The import statement of Python 3.13 asks for `__file__`.
+            raise AttributeError(
+                f"{self.__name__}.{name} is used while others are imported", name=name, obj=self
+            )
         return getattr(import_module(self.__name__), name)
 
 

@@ -103,6 +103,8 @@ class RowTable(ScrollView, Framed, Generic[T], can_focus=True):
         self._labels: Mapping[str, str] = {}
         self._content: dict[str, int] = {}
         self._widths: dict[str, int] = {}
+        self._fitted_width = 0
+        """Cells for which the columns were chosen."""
         self._cells: dict[int, dict[str, Line]] = {}
         self._strips: dict[int, Strip] = {}
         self._styles: tuple[Style, Style, Style] | None = None
@@ -194,6 +196,10 @@ class RowTable(ScrollView, Framed, Generic[T], can_focus=True):
         """Draw the rows that became visible."""
         super().watch_scroll_y(old_value, new_value)
         self._draw()
+
+    def watch_show_vertical_scrollbar(self) -> None:
+        """Fit the columns to what the scrollbar takes or leaves, which is no resize."""
+        self.call_after_refresh(self._draw)
 
     def on_click(self, event: events.Click) -> None:
         """Put the cursor where the mouse is; sort by the column whose label is clicked."""
@@ -351,7 +357,7 @@ class RowTable(ScrollView, Framed, Generic[T], can_focus=True):
             self.refresh()
         seen = self._rows[top : top + self._height]
         rows = [self._row_cells(row, context, everything=not self._widths) for row in seen]
-        if not self._widths or self._has_outgrown(rows):
+        if not self._widths or width != self._fitted_width or self._has_outgrown(rows):
             everything = [
                 self._row_cells(row, context, everything=True) for row in (*self._rows[:MEASURED_MAX], *seen)
             ]
@@ -409,7 +415,7 @@ class RowTable(ScrollView, Framed, Generic[T], can_focus=True):
                 widest = max([widest, *(length_of(cells[column.key]) for cells in rows)])
             self._content[column.key] = max(widest, self._content.get(column.key, 0))
         widths = fit(self.columns, self._content, width=width)
-        self._widths = widths
+        self._widths, self._fitted_width = widths, width
         self._cells, self._strips = {}, {}
         self.refresh()
 
