@@ -21,6 +21,7 @@ ROOT: Final = Path(__file__).parents[2]
 WITHIN_S: Final = 1800.0
 """For an installation."""
 COMMAND_WITHIN_S: Final = 120.0
+DEMO_WITHIN_S: Final = 600.0
 LIST_COMMANDS: Final = "from trioha.cli import COMMANDS; print(*COMMANDS)"
 
 
@@ -128,6 +129,9 @@ def smoke(python: Path, way: Way, *, dist: Path, metadata: bytes, extras: Sequen
         if not said.startswith(f"Usage: trioha {name}"):
             raise SmokeError(f"trioha {name} --help says {said[:200]!r}")
     start_node(command / "trioha", folder)
+    if "spark" in extras:
+        # A pair, a recovery, a comparison, and a replay on Spark.
+        run(command / "trioha", "demo", cwd=folder, within_s=DEMO_WITHIN_S)
     return version
 
 
