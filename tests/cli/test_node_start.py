@@ -98,7 +98,7 @@ def test_an_import_for_later_is_done_when_it_is_used(tmp_path, monkeypatch):
     with imported_on_use("late_one"):
         import late_one  # type: ignore[import-not-found]
 
-        # Python 3.13 asks for its `__file__` then.
+        # As logging does, from Python 3.12 on.
         with pytest.raises(AttributeError, match=r"^late_one\.value is used while others are imported$"):
             late_one.value  # noqa: B018
     assert "late_one" not in sys.modules

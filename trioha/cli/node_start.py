@@ -87,7 +87,7 @@ class _ImportedOnUse(ModuleType):
 
     def __getattr__(self, name: str) -> object:
         if sys.modules.get(self.__name__) is self:
-            # The import statement of Python 3.13 asks for `__file__`.
+            # From Python 3.12 on a record of logging, which structlog makes, asks for `current_task`.
             raise AttributeError(
                 f"{self.__name__}.{name} is used while others are imported", name=name, obj=self
             )
