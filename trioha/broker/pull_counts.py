@@ -30,8 +30,7 @@ class PullCounts:
 
     def __init__(self) -> None:
         now_s = trio.current_time()
-        self._second = int(now_s)
-        """To which the rates were rolled."""
+        self._messages = 0
         self._midnights = MidnightTotals(local_date())
         self._found_rates = RateWindows(now_s)
         self._missed_rates = RateWindows(now_s)
@@ -39,24 +38,20 @@ class PullCounts:
 
     def note(self, messages: int) -> None:
         """A pull was answered with so many messages."""
-        second = int(trio.current_time())
-        if second != self._second:
-            self._second = second
-            for rates in (self._found_rates, self._missed_rates, self._message_rates):
-                rates.roll(second)
+        now_s = trio.current_time()
         if messages:
-            self._found_rates.count += 1
-            self._message_rates.count += messages
+            self._messages += messages
+            self._found_rates.add(1, now_s)
+            self._message_rates.add(messages, now_s)
         else:
-            self._missed_rates.count += 1
+            self._missed_rates.add(1, now_s)
 
     def statistics(self) -> PullStatistics:
         """Pulls up to now."""
         now_s = trio.current_time()
-        messages = self._message_rates.count
-        self._midnights.roll_over(local_date(), messages)
+        self._midnights.roll_over(local_date(), self._messages)
         return PullStatistics(
-            messages=messages,
+            messages=self._messages,
             messages_until_today=self._midnights.until_today,
             messages_until_yesterday=self._midnights.until_yesterday,
             found_per_s=self._found_rates.rates_per_s(now_s),

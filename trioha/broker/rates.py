@@ -15,8 +15,7 @@ class RateWindows:
     """Counts events, with the count at the start of each of the last 600 seconds."""
 
     def __init__(self, now_s: float) -> None:
-        self.count = 0
-        """Events so far. Who adds to it calls `roll` before, in each new second."""
+        self._count = 0
         self._counts = [0] * _SLOTS
         """Count at the start of each second; that of the second s is at s % _SLOTS."""
         self._second = int(now_s)
@@ -26,12 +25,12 @@ class RateWindows:
         """Count events that happened now."""
         second = int(now_s)
         if second != self._second:
-            self.roll(second)
-        self.count += count
+            self._roll(second)
+        self._count += count
 
     def rates_per_s(self, now_s: float) -> tuple[float, ...]:
         """Events per second over each window, without the current second; over its age if that is less."""
-        self.roll(int(now_s))
+        self._roll(int(now_s))
         age_s = max(1, self._second - int(self._started_s))
         total = self._counts[self._second % _SLOTS]
         return tuple(
@@ -39,10 +38,10 @@ class RateWindows:
             for window_s in WINDOWS_S
         )
 
-    def roll(self, second: int) -> None:
+    def _roll(self, second: int) -> None:
         """Store the count for the seconds since the last call."""
         for passed in range(self._second + 1, min(second, self._second + _SLOTS) + 1):
-            self._counts[passed % _SLOTS] = self.count
+            self._counts[passed % _SLOTS] = self._count
         self._second = max(self._second, second)
 
 

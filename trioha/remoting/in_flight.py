@@ -132,28 +132,6 @@ class InFlight:
         self._answered += requests
         self._counters.responses += requests
 
-    def answer_at_once(self, head: bytes, slices: tuple[memoryview, ...], *, cost_bytes: int) -> None:
-        """As `begin` and `answer` of one request."""
-        counters = self._counters
-        counters.requests += 1
-        counters.in_flight += 1
-        counters.responses += 1
-        self.requests += 1
-        self._answered += 1
-        outbox = self._outbox
-        outbox.append(head)
-        answer_bytes = len(head)
-        for part in slices:
-            answer_bytes += len(part)
-        if answer_bytes > COPIED_BYTES_MAX and slices:
-            outbox += slices
-            self.has_slices = True
-        elif slices:
-            outbox.append(b"".join(slices))
-            release(list(slices))
-        self.outbox_bytes += answer_bytes
-        self._account.change(answer_bytes - cost_bytes)
-
     def end(self, requests: int, cost_bytes: int) -> None:
         """Requests get no answer."""
         self._handled_bytes -= cost_bytes

@@ -175,7 +175,10 @@ class RequestHandling:
             head, slices = encode_head(self._answer_to_error(found.command(), error)), ()
         self._decoder.skip_pull(found)
         account.end_frame()
-        in_flight.answer_at_once(head, slices, cost_bytes=found.frame_bytes)
+        cost_bytes = found.frame_bytes
+        in_flight.begin(1, cost_bytes)
+        answer_bytes = len(head) + sum(map(len, slices))
+        in_flight.answer((head,), answer_bytes, cost_bytes=cost_bytes, slices=slices)
         return True
 
     def _handle_run(self, handler: RunHandler, sends_max: int) -> int:
