@@ -27,7 +27,7 @@ from trioha_monitor.watched import Start, Watched
 IDLE_S: Final = 1.0
 """After so long without an observation what there is is written."""
 FIRST_ANSWER_TIMEOUT_S: Final = 2.0
-"""A recording that is stopped waits so long for its first observation."""
+"""`stop` waits at most so long for the first observation."""
 STOP_TIMEOUT_S: Final = 5.0
 """Timeout of the end of a recording."""
 OBSERVATIONS_MAX: Final = 10_000

@@ -103,8 +103,6 @@ class RowTable(ScrollView, Framed, Generic[T], can_focus=True):
         self._labels: Mapping[str, str] = {}
         self._content: dict[str, int] = {}
         self._widths: dict[str, int] = {}
-        self._fitted_width = 0
-        """Cells for which the columns were chosen."""
         self._cells: dict[int, dict[str, Line]] = {}
         self._strips: dict[int, Strip] = {}
         self._styles: tuple[Style, Style, Style] | None = None
@@ -182,8 +180,7 @@ class RowTable(ScrollView, Framed, Generic[T], can_focus=True):
         """Fit the columns to the new width."""
         # Widths only grow, so that columns do not jitter; a resize resets them.
         self._content.clear()
-        self._widths = {}
-        self._draw()
+        self._refit()
         if self.cursor in self._places:
             self.call_after_refresh(self._reveal, self.cursor)
 
@@ -198,8 +195,8 @@ class RowTable(ScrollView, Framed, Generic[T], can_focus=True):
         self._draw()
 
     def watch_show_vertical_scrollbar(self) -> None:
-        """Fit the columns to what the scrollbar takes or leaves, which is no resize."""
-        self.call_after_refresh(self._draw)
+        """Fit the columns to the width beside the scrollbar: showing or hiding it posts no Resize."""
+        self.call_after_refresh(self._refit)
 
     def on_click(self, event: events.Click) -> None:
         """Put the cursor where the mouse is; sort by the column whose label is clicked."""
@@ -357,7 +354,7 @@ class RowTable(ScrollView, Framed, Generic[T], can_focus=True):
             self.refresh()
         seen = self._rows[top : top + self._height]
         rows = [self._row_cells(row, context, everything=not self._widths) for row in seen]
-        if not self._widths or width != self._fitted_width or self._has_outgrown(rows):
+        if not self._widths or self._has_outgrown(rows):
             everything = [
                 self._row_cells(row, context, everything=True) for row in (*self._rows[:MEASURED_MAX], *seen)
             ]
@@ -370,6 +367,11 @@ class RowTable(ScrollView, Framed, Generic[T], can_focus=True):
                 continue
             self._cells[key] = cells
             self._touch(y - 1, before, cells)
+
+    def _refit(self) -> None:
+        """Choose columns and their widths anew."""
+        self._widths = {}
+        self._draw()
 
     def _touch(
         self, index: int, before: Mapping[str, Line] | None = None, now: Mapping[str, Line] | None = None
@@ -415,7 +417,7 @@ class RowTable(ScrollView, Framed, Generic[T], can_focus=True):
                 widest = max([widest, *(length_of(cells[column.key]) for cells in rows)])
             self._content[column.key] = max(widest, self._content.get(column.key, 0))
         widths = fit(self.columns, self._content, width=width)
-        self._widths, self._fitted_width = widths, width
+        self._widths = widths
         self._cells, self._strips = {}, {}
         self.refresh()
 
