@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from tests.store.support import message, open_log
 from trioha.errors import StoreError
+from trioha.store import log_files
 from trioha.store.log_files import READ_FILES_MAX
 from trioha.store.read_faults import LOG_INTERVAL_S, ReadFaults
 
@@ -145,6 +146,23 @@ def test_records_that_are_read_by_a_call_are_those_of_the_map(tmp_path, bytes_ma
         log.read(offsets[18], FILE_BYTES - offsets[18])
     assert log.read_faults.count == 1
     assert len(log.read(offsets[18], offsets[20] - offsets[18])) == offsets[20] - offsets[18]
+
+
+def test_what_is_not_on_disk_is_read_from_the_map_however_far_it_is_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(log_files, "MAPPED_BYTES", BODY_BYTES)
+    log, _ = open_log(tmp_path, file_bytes=FILE_BYTES)
+    append_until(log, FILE_BYTES // 4)
+    flush(log)
+    flushed = log.flushed.offset
+    append_until(log, FILE_BYTES // 2)
+    (file,) = log.files
+    view, near = file.view.obj, log.max_offset - BODY_BYTES
+    assert log.max_offset - flushed > BODY_BYTES
+    assert [log.read(offset, 8).obj is view for offset in (0, flushed - 1, flushed, near)] == [
+        False, False, True, True,
+    ]  # fmt: skip
+    flush(log)
+    assert [log.read(offset, 8).obj is view for offset in (flushed, near)] == [False, True]
 
 
 def test_faults_of_reads_are_counted_and_logged_now_and_then():

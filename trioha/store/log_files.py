@@ -23,13 +23,15 @@ from trioha.store.file_cache import FileCache
 from trioha.store.mapped_file import FILE_NAME_DIGITS, MappedFile
 from trioha.store.read_faults import ReadFaults
 from trioha.store.syncing import SyncWork, sync_data, sync_directory
+from trioha.watermark import Watermark
 
 log = structlog.get_logger(__name__)
 
 NO_BYTES: Final = memoryview(b"")
 MAPPED_BYTES: Final = 16 << 20
-"""So far before the log's end bytes are read from the map: slaves that follow, and consumers in step, need
-these only. They have just been written, so they are in memory."""
+"""So far before the log's end bytes are read from the map, and further where they are not on disk yet: slaves
+that follow, dispatch, and consumers in step need these only. They have just been written, so they are in
+memory."""
 READ_FILES_MAX: Final = 2
 """Descriptors of files that are only read."""
 
@@ -44,6 +46,10 @@ class LogFiles:
         """Oldest first."""
         self.start_offset = files[0].start_offset if files else 0
         """First byte of the first file, also if that is still to be made."""
+        self.appended = Watermark(self.start_offset)
+        """End of the log."""
+        self.flushed = Watermark(self.start_offset)
+        """Everything before it is on disk."""
         self.preallocated: MappedFile | None = None
         """The next file, if it was made ahead of need."""
         self.unsynced: list[SyncWork] = []
@@ -64,16 +70,21 @@ class LogFiles:
         """The file that holds the byte at `offset`, which must be in one."""
         return self.files[(offset - self.start_offset) // self.file_bytes]
 
-    def part(self, offset: int, limit_bytes: int, *, end_offset: int) -> memoryview:
-        """As `RecordLog.read`, of a log that ends at `end_offset`."""
+    def part(self, offset: int, limit_bytes: int) -> memoryview:
+        """As `RecordLog.read`."""
+        end_offset = self.appended.offset
         if not self.start_offset <= offset < end_offset:
             return NO_BYTES
         file = self.file_of(offset)
         at = offset - file.start_offset
         end = min(at + limit_bytes, file.size, end_offset - file.start_offset)
-        if end_offset - offset <= MAPPED_BYTES and file.is_held:
+        if file.is_held and self._is_recent(offset):
             return file.view[at:end]
         return self.read(file, at, end)
+
+    def _is_recent(self, offset: int) -> bool:
+        """Whether bytes of the log from `offset` on are in memory: no disk need give them."""
+        return self.appended.offset - offset <= MAPPED_BYTES or offset >= self.flushed.offset
 
     def read(self, file: MappedFile, start: int, end: int) -> memoryview:
         """Bytes `[start, end)` of one of the files, by a call. Raises StoreError, which is counted."""
@@ -90,18 +101,19 @@ class LogFiles:
             self.read_faults.note(error)
             raise
 
-    def joined(self, entries: bytes, bytes_max: int, *, end_offset: int) -> bytes:
-        """The bytes that entries of a consume queue name, see `find_spans`, of a log that ends there.
+    def joined(self, entries: bytes, bytes_max: int) -> bytes:
+        """The bytes that entries of a consume queue name, see `find_spans`.
 
         Empty if they are not in one file, or the disk does not give them: `read` reports which.
         """
         offset = int.from_bytes(entries[:8], "big", signed=True)
+        end_offset = self.appended.offset
         if not self.start_offset <= offset < end_offset:
             return b""
         file = self.file_of(offset)
         first = file.start_offset
         spans, size = compiled_records.find_spans(entries, bytes_max, first, min(file.end_offset, end_offset))
-        if end_offset - offset <= MAPPED_BYTES and file.is_held:
+        if file.is_held and self._is_recent(offset):
             view = file.view
             return b"".join([view[at : at + length] for at, length in spans])
         with self._read_lock:

@@ -23,7 +23,6 @@ from trioha.store.read_faults import ReadFaults
 from trioha.store.record_layout import BLANK, BLANK_BYTES, MAGIC_BLANK
 from trioha.store.record_starts import RecordStarts
 from trioha.store.syncing import SyncWork
-from trioha.watermark import Watermark
 
 _COMMIT_BYTES: Final = BLANK.size
 """Of totalSize and magic: what makes a record of the bytes after them."""
@@ -47,10 +46,10 @@ class RecordLog:
         new log."""
         self._refused: tuple[MappedFile, int, int] | None = None
         """File, index and number of bytes that the disk has refused, and may hold in part."""
-        self.appended = Watermark(self.min_offset)
+        self.starts = RecordStarts(self._files)
+        self.appended = self._files.appended
         """End of the log: everything before it is whole records. Moved by appends only."""
-        self.starts = RecordStarts(self._files, self.appended)
-        self.flushed = Watermark(self.min_offset)
+        self.flushed = self._files.flushed
         """Everything before it is on disk. Moved by the flush task; never beyond `appended`."""
 
     def on_restart(self, callback: Callable[[], None]) -> None:
@@ -109,7 +108,7 @@ class RecordLog:
         a call, into memory of its own. Empty if `offset` is the log's end or outside of the log. Raises
         StoreError if the disk does not give the bytes.
         """
-        return self._files.part(offset, limit_bytes, end_offset=self.appended.offset)
+        return self._files.part(offset, limit_bytes)
 
     def common_records(self, entries: bytes, bytes_max: int) -> tuple[int, memoryview] | None:
         """The records that entries of a consume queue name: their number, and all of them in one view.
@@ -117,7 +116,7 @@ class RecordLog:
         They are checked but for their bodies, and taken while they have at most `bytes_max` bytes in all.
         None unless all are common, in the file of the first one and not longer, and the disk gives them.
         """
-        data = self._files.joined(entries, bytes_max, end_offset=self.appended.offset)
+        data = self._files.joined(entries, bytes_max)
         records = compiled_records.count_records(data, entries)
         return (records, memoryview(data)) if records else None
 

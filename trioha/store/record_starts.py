@@ -14,7 +14,6 @@ from trioha.store.record_layout import (
     starts_blank,
     store_timestamp_ms,
 )
-from trioha.watermark import Watermark
 
 _WALK_BYTES: Final = 256 * 1024
 """Read at a time where records are looked for one after the other."""
@@ -23,10 +22,8 @@ _WALK_BYTES: Final = 256 * 1024
 class RecordStarts:
     """Finds records of a log by their offsets or times. Searches raise StoreError."""
 
-    def __init__(self, files: LogFiles, appended: Watermark) -> None:
-        """`appended` is the log's end."""
+    def __init__(self, files: LogFiles) -> None:
         self._files = files
-        self._appended = appended
         self._landmarks = Landmarks()
 
     def note(self, offset: int) -> None:
@@ -58,7 +55,7 @@ class RecordStarts:
         Walks from the nearest noted record of the same file, else from the file's start: cheap near the end
         of the log, up to a second for a gigabyte elsewhere.
         """
-        max_offset = self._appended.offset
+        max_offset = self._files.appended.offset
         if offset >= max_offset:
             return max_offset
         start, end = self._record_around(max(offset, self._files.start_offset))
@@ -69,7 +66,7 @@ class RecordStarts:
 
         Of a log that has one; as slow as `first_from`.
         """
-        return self._record_around((self._appended.offset if before is None else before) - 1)[0]
+        return self._record_around((self._files.appended.offset if before is None else before) - 1)[0]
 
     def _record_around(self, offset: int) -> tuple[int, int]:
         """Start and end of the record or blank that the byte at `offset`, which is there, belongs to."""
@@ -82,11 +79,11 @@ class RecordStarts:
             if is_found:
                 is_blank = starts_blank(view, at, len(view))
                 end_offset = file.end_offset if is_blank else start + claimed_bytes(view, at, len(view))
-                return start, min(end_offset, self._appended.offset)
+                return start, min(end_offset, self._files.appended.offset)
             assert at, f"no record at {start}"
 
     def _read(self, offset: int, limit_bytes: int) -> memoryview:
-        return self._files.part(offset, limit_bytes, end_offset=self._appended.offset)
+        return self._files.part(offset, limit_bytes)
 
     def stored_before(self, timestamp_ms: int) -> int:
         """Where a record starts that was stored before `timestamp_ms`: the newest known; 0 if none is."""
