@@ -15,6 +15,9 @@ from trioha_spark.replay import replay
 
 pytestmark = [pytest.mark.spark, pytest.mark.full]
 
+HANGS_AFTER_S = 280.0
+"""A program with a session of its own takes 25 s alone, and several times that beside five other workers."""
+
 OWN_AND_OTHERS = """
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
@@ -63,7 +66,7 @@ def test_only_our_own_java_process_is_ended(tmp_path):
         check=False,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=HANGS_AFTER_S,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(folder)},
     )
@@ -101,7 +104,7 @@ def test_script_finds_its_sources_with_another_python_on_the_path(tmp_path):
         check=False,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=HANGS_AFTER_S,
         cwd=tmp_path,
         env={
             **{name: value for name, value in os.environ.items() if name not in hidden},
