@@ -1,9 +1,10 @@
 """Large blocks of memory go back to the system when they are freed, and only these.
 
 glibc takes blocks of up to 32 MiB from its heap once such a block was freed, and a heap shrinks at its end
-only: after some frames of 16 MiB a node would hold their memory for good. With a limit of ours glibc adapts
-none by itself any more, so it is told, too, how much of the heap's free end stays: memory that went back to
-the system comes again page by page, cleared.
+only: after some frames of 16 MiB a node would hold their memory for good. So the size from which a block
+comes from the system is set here. That also stops glibc from raising the other limit, how much free memory
+the heap keeps at its end, so that limit is set, too: memory that was given back costs a page fault and a
+cleared page each time it is used again.
 """
 
 from __future__ import annotations

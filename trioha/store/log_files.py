@@ -78,13 +78,14 @@ class LogFiles:
         file = self.file_of(offset)
         at = offset - file.start_offset
         end = min(at + limit_bytes, file.size, end_offset - file.start_offset)
-        if file.is_held and self._is_recent(offset):
+        if self._is_in_map(file, offset):
             return file.view[at:end]
         return self.read(file, at, end)
 
-    def _is_recent(self, offset: int) -> bool:
-        """Whether bytes of the log from `offset` on are in memory: no disk need give them."""
-        return self.appended.offset - offset <= MAPPED_BYTES or offset >= self.flushed.offset
+    def _is_in_map(self, file: MappedFile, offset: int) -> bool:
+        """Whether bytes of `file` from `offset` on are read from its map: no disk need give them."""
+        is_recent = self.appended.offset - offset <= MAPPED_BYTES or offset >= self.flushed.offset
+        return is_recent and file.is_held
 
     def read(self, file: MappedFile, start: int, end: int) -> memoryview:
         """Bytes `[start, end)` of one of the files, by a call. Raises StoreError, which is counted."""
@@ -113,7 +114,7 @@ class LogFiles:
         file = self.file_of(offset)
         first = file.start_offset
         spans, size = compiled_records.find_spans(entries, bytes_max, first, min(file.end_offset, end_offset))
-        if file.is_held and self._is_recent(offset):
+        if self._is_in_map(file, offset):
             view = file.view
             return b"".join([view[at : at + length] for at, length in spans])
         with self._read_lock:
@@ -220,10 +221,10 @@ class LogFiles:
             directory.rename(self.directory)
             raise
 
-    def sync_work(self, start_offset: int, end_offset: int, *, flushed_offset: int) -> SyncWork:
+    def sync_work(self, start_offset: int, end_offset: int) -> SyncWork:
         """What a worker thread runs to put bytes `[start_offset, end_offset)` on disk.
 
-        It needs no new descriptor for bytes at or after `flushed_offset`: their files have theirs.
+        It needs no new descriptor for bytes that are not flushed: their files have theirs.
         """
         self.unsynced = [work for work in self.unsynced if work.left]
         work = SyncWork(sync_data)
@@ -236,15 +237,15 @@ class LogFiles:
                     min(end_offset - file.start_offset, file.size),
                 )
                 work.add(file.path, file.share(), span=span)
-        self._release_flushed(flushed_offset)
+        self._release_flushed()
         return work
 
-    def _release_flushed(self, flushed_offset: int) -> None:
+    def _release_flushed(self) -> None:
         """End the maps of files that are full and on disk: they get no more writes or syncs."""
         last = self.files[-1] if self.files else None
         needed = []
         for file in self._with_descriptor:
-            if file is last or file.end_offset > flushed_offset:
+            if file is last or file.end_offset > self.flushed.offset:
                 needed.append(file)
             else:
                 file.release()

@@ -309,7 +309,7 @@ class RecordLog:
 
         It needs no new descriptor for bytes that are not flushed: their files have theirs.
         """
-        return self._files.sync_work(start_offset, end_offset, flushed_offset=self.flushed.offset)
+        return self._files.sync_work(start_offset, end_offset)
 
     def hold_last_file(self) -> None:
         """Keep a descriptor for the file that is written to. Raises StoreError if there is none."""
