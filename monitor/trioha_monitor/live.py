@@ -36,7 +36,7 @@ from trioha.remoting.address import parse_address
 from trioha.remoting.client import NO_SECURITY, ClientSecurity, open_client
 from trioha.remoting.fastjson import JsonLimits
 from trioha.remoting.name_server import BrokerGroup, fetch_broker_groups
-from trioha.remoting.status_reader import StatusReader
+from trioha.remoting.status_reader import StatusReader, StatusUpdates
 from trioha_monitor.answers import CONNECTIONS_MAX
 from trioha_monitor.cluster import Sample
 from trioha_monitor.consumption import Consumption, ConsumptionSample
@@ -104,13 +104,14 @@ async def remoting_session(
         frame_bytes_max=FRAME_BYTES_MAX,
         security=security,
     )
-    async with connect(address) as client, trio.open_nursery() as nursery:
+    updates = StatusUpdates(times.interval_s)
+    async with connect(address, on_request=updates.receive) as client, trio.open_nursery() as nursery:
         control = ControlFeed(client, connect=connect, timeout_s=times.request_timeout_s)
         nursery.start_soon(control.run)
         reader = StatusReader(
             client,
             with_table=True,
-            every_s=times.interval_s,
+            updates=updates,
             connections_max=CONNECTIONS_MAX,
             limits=JSON_LIMITS,
         )

@@ -15,7 +15,7 @@ from trioha.remoting.client import RemotingClient
 from trioha.remoting.codec import FrameDecoder
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.server import RemotingServer
-from trioha.remoting.status_reader import UPDATES, StatusReader
+from trioha.remoting.status_reader import UPDATES, StatusReader, StatusUpdates
 from trioha.remoting.status_subscription import StatusSubscription
 from trioha.store.disk_use import DiskUse
 
@@ -155,16 +155,17 @@ async def test_a_status_that_cannot_be_collected_ends_its_subscriptions_only(nur
 
 @asynccontextmanager
 async def served(broker):
-    """A client of a broker that sends updates, and the server."""
+    """A reader of a broker that sends updates, and the server."""
     server = RemotingServer(broker.processor)
     ours, theirs = memory_stream_pair()
-    client = RemotingClient(ours, "node")
+    updates = StatusUpdates(0.1)
+    client = RemotingClient(ours, "node", on_request=updates.receive)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(broker.updates.run, server.connections.push)
         nursery.start_soon(server.serve_stream, theirs, Address("192.0.2.1", 4711))
         async with trio.open_nursery() as of_client:
             of_client.start_soon(client._run)
-            yield client, server
+            yield StatusReader(client, updates=updates, with_table=True), server
             of_client.cancel_scope.cancel()
         await ours.aclose()
         await trio.sleep(1)
@@ -177,8 +178,7 @@ async def test_a_reader_gets_every_update_with_one_request_for_many(tmp_path, au
     # Worker threads do not follow virtual time: the disk is asked before.
     broker.info._disk, broker.info._disk_until_s = DiskUse.of(tmp_path), math.inf
     fetches = 2 * UPDATES
-    async with served(broker) as (client, server):
-        reader = StatusReader(client, every_s=0.1, with_table=True)
+    async with served(broker) as (reader, server):
         offsets = []
         for _ in range(fetches):
             next_s = trio.current_time() + 0.1

@@ -132,7 +132,7 @@ class FakeCluster:
         self._scopes[address].clear()
 
     @asynccontextmanager
-    async def connect(self, address):
+    async def connect(self, address, *, on_request):
         await trio.lowlevel.checkpoint()
         if address in self.down or address not in self.servers:
             raise ConnectionLostError("cannot connect: Connection refused", address=address)
@@ -147,7 +147,7 @@ class FakeCluster:
                     await self.servers[address].serve_stream(theirs, Address("192.0.2.7", 5555))
 
         self._nursery.start_soon(serve)
-        client = RemotingClient(ours, address)
+        client = RemotingClient(ours, address, on_request=on_request)
         async with running(client):
             yield client
 

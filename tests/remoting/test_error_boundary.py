@@ -247,8 +247,7 @@ async def test_a_callback_that_fails_ends_its_clients_connection_and_not_the_blo
         raise ZeroDivisionError("planted")
 
     with capture_logs() as logs:
-        async with serving() as (server, address), open_client(address) as client:
-            client.on_request = fail
+        async with serving() as (server, address), open_client(address, on_request=fail) as client:
             assert (await client.request(request(1))).code == 0
             assert server.connections.push(1, encode(request(907, oneway=True)))
             assert "ZeroDivisionError" in await client.wait_lost()

@@ -32,7 +32,7 @@ from trioha.remoting.send_message import (
     put_status_name,
     send_request,
 )
-from trioha.remoting.status_reader import StatusReader
+from trioha.remoting.status_reader import StatusReader, StatusUpdates
 
 STATUS_NAMES = """
 master masterCommitLogMaxOffset inSyncSlaveNums haConnectionInfo haClientRuntimeInfo trioha addr
@@ -129,14 +129,18 @@ ANSWERS = {
 }
 
 
-async def fetch_status_twice(client):
+async def fetch_status_twice(client, updates):
     """Once more on the same connection: of what was pushed meanwhile."""
-    reader = StatusReader(client, with_table=True, every_s=0.01)
+    reader = StatusReader(client, with_table=True, updates=updates)
     for _ in range(2):
         await reader.fetch(timeout_s=1.0)
 
 
-async def send(client):
+async def fetch_groups(client, _updates):
+    await fetch_broker_groups(client)
+
+
+async def send(client, _updates):
     SendMessageResponseHeader.of(await client.request(send_request(HEADER, b"body"), timeout_s=1.0))
 
 
@@ -145,13 +149,14 @@ ENDED_THE_MONITOR = (
     '{"code":0,"opaque":"--5","flag":1,"version":0}',
     '{"code":0,"opaque":0,"flag":"\u0665","version":0}',
 )
-CALLS = (fetch_status_twice, fetch_broker_groups, send)
+CALLS = (fetch_status_twice, fetch_groups, send)
 
 
 async def outcome(call, spoil):
     """What a call gives at a server whose answers `spoil` may change."""
     ours, theirs = memory_stream_pair()
-    client = RemotingClient(ours, "192.0.2.1:10911")
+    updates = StatusUpdates(0.01)
+    client = RemotingClient(ours, "192.0.2.1:10911", on_request=updates.receive)
 
     async def serve():
         decoder = FrameDecoder()
@@ -165,7 +170,7 @@ async def outcome(call, spoil):
         nursery.start_soon(client._run)
         nursery.start_soon(serve)
         try:
-            await call(client)
+            await call(client, updates)
         except TriohaError as error:
             return type(error)
         finally:

@@ -23,7 +23,7 @@ from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request, response_to
 from trioha.remoting.ha_runtime_info import encode_ha_status
-from trioha.remoting.status_reader import StatusReader, fetch_status
+from trioha.remoting.status_reader import StatusReader, StatusUpdates, fetch_status
 
 MASTER_53 = answers("remoting-5.3.3/070-probe--master")
 SLAVE_53 = answers("remoting-5.3.3/071-probe--slave") | answers("remoting-5.3.3/025-adm-clusterListM--slave")
@@ -234,7 +234,8 @@ async def promising(fields, *, before=b"", answers=None, with_table=False):
     `before` goes out before each answer, which says 100 unless `answers` has another body for the request.
     """
     ours, theirs = memory_stream_pair()
-    client = RemotingClient(ours, "node")
+    updates = StatusUpdates(0.1)
+    client = RemotingClient(ours, "node", on_request=updates.receive)
     asked: list[int] = []
 
     async def node():
@@ -250,7 +251,7 @@ async def promising(fields, *, before=b"", answers=None, with_table=False):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node)
         nursery.start_soon(client._run)
-        yield StatusReader(client, every_s=0.1, with_table=with_table), theirs.send_all, asked
+        yield StatusReader(client, updates=updates, with_table=with_table), theirs.send_all, asked
         nursery.cancel_scope.cancel()
 
 

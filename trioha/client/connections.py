@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -19,6 +19,7 @@ from trioha.remoting.client import (
     NO_SECURITY,
     ClientSecurity,
     ConnectionLostError,
+    OnRequest,
     RemotingClient,
     open_client,
 )
@@ -28,7 +29,14 @@ from trioha.remoting.wrong_port import check_kind
 
 CONNECTIONS_MAX: Final = 1024
 
-Open = Callable[[str], AbstractAsyncContextManager[RemotingClient]]
+
+class Open(Protocol):
+    """Opens a connection."""
+
+    def __call__(self, address: str, *, on_request: OnRequest) -> AbstractAsyncContextManager[RemotingClient]:
+        """As `open_client`."""
+
+
 """Connects to an address."""
 
 
@@ -102,8 +110,7 @@ class Connections:
 
     async def _keep(self, address: str, connection: _Connection) -> None:
         try:
-            async with self._open(address) as client:
-                client.on_request = partial(self._on_request, address)
+            async with self._open(address, on_request=partial(self._on_request, address)) as client:
                 connection.client = client
                 connection.opened.set()
                 self._on_opened(address)

@@ -4,10 +4,10 @@ See docs/protocol/remoting.md#requests-and-responses.
 
 Theory of operation. `request` chooses an opaque, puts its frame into the outbox and sleeps. One task sends
 the whole outbox at once; another reads responses, in any order, and wakes their requests. A response without
-a waiting request is counted and dropped; a request of the server is counted, and passed to `on_request` if
-that is set. When the connection ends, every waiting and every later request fails with `ConnectionLostError`:
-a new connection is a new client. A bug of ours ends the connection in the same way, at its boundary, where it
-is logged: it never leaves `open_client` as a group of exceptions.
+a waiting request is counted and dropped; a request of the server is counted, and passed to `on_request`.
+When the connection ends, every waiting and every later request fails with `ConnectionLostError`: a new
+connection is a new client. A bug of ours ends the connection in the same way, at its boundary, where it is
+logged: it never leaves `open_client` as a group of exceptions.
 """
 
 from __future__ import annotations
@@ -68,6 +68,15 @@ class ClientStatistics:
     """Requests of the server."""
 
 
+OnRequest = Callable[[RemotingCommand], None]
+"""Called with each request of the server, by the reader: it must not block. The body is valid during the call
+only."""
+
+
+def ignore_request(_command: RemotingCommand) -> None:
+    """An `OnRequest`."""
+
+
 @define(eq=False)
 class _Waiter:
     task: trio.lowlevel.Task
@@ -86,8 +95,9 @@ class RemotingClient:
         peer_host: str | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         credentials: Credentials | None = None,
+        on_request: OnRequest = ignore_request,
     ) -> None:
-        """Requests are signed with `credentials`."""
+        """Requests are signed with `credentials`; `on_request` gets those of the server."""
         self._stream = stream
         self._address = address
         self._local_address = local_address
@@ -108,9 +118,7 @@ class RemotingClient:
         self._responses = 0
         self._late_responses = 0
         self._server_requests = 0
-        self.on_request: Callable[[RemotingCommand], None] | None = None
-        """Called with each request of the server, by the reader: it must not block. The body is valid during
-        the call only."""
+        self._on_request = on_request
 
     @property
     def address(self) -> str:
@@ -246,8 +254,7 @@ class RemotingClient:
     def _receive(self, command: RemotingCommand) -> None:
         if not command.is_response:
             self._server_requests += 1
-            if self.on_request is not None:
-                self.on_request(command)
+            self._on_request(command)
             return
         waiter = self._waiting.pop(command.opaque, None)
         if waiter is None:
@@ -307,6 +314,7 @@ async def open_client(
     connect_timeout_s: float = 3.0,
     frame_bytes_max: int = FRAME_BYTES_MAX,
     security: ClientSecurity = NO_SECURITY,
+    on_request: OnRequest = ignore_request,
 ) -> AsyncIterator[RemotingClient]:
     """A client connected to `address` (`host:port`), closed at the end of the block.
 
@@ -323,6 +331,7 @@ async def open_client(
         peer_host=peer_host,
         frame_bytes_max=frame_bytes_max,
         credentials=security.credentials,
+        on_request=on_request,
     )
     async with running(client):
         yield client

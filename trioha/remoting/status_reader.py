@@ -43,6 +43,33 @@ LATE_INTERVALS = 2
 """An update that is so many intervals late is replaced by a request."""
 
 
+class StatusUpdates:
+    """What a node sends to a subscriber beside answers: the newest status, and the newest runtime table."""
+
+    def __init__(self, every_s: float) -> None:
+        """They come at that interval."""
+        self.subscription = StatusSubscription(round(every_s * 1000), UPDATES)
+        self.status: bytes | None = None
+        """Body of the newest status, until it is parsed."""
+        self.table: bytes | None = None
+        """Body of the newest runtime table, until it is parsed."""
+        self._received = trio.Event()
+
+    def receive(self, command: RemotingCommand) -> None:
+        """`on_request` of the node's client."""
+        if command.code == RequestCode.GET_BROKER_HA_STATUS:
+            self.status = bytes(command.body)
+            self._received.set()
+        elif command.code == RequestCode.GET_BROKER_RUNTIME_INFO:
+            self.table = bytes(command.body)
+
+    async def wait(self) -> None:
+        """Wait until there is a status."""
+        if self.status is None:
+            self._received = trio.Event()
+            await self._received.wait()
+
+
 class StatusReader:
     """Reads the status of one broker again and again, one request at a time.
 
@@ -57,15 +84,14 @@ class StatusReader:
         client: RemotingClient,
         *,
         with_table: bool = False,
-        every_s: float | None = None,
+        updates: StatusUpdates | None = None,
         connections_max: int | None = None,
         limits: JsonLimits = ANSWER_LIMITS,
     ) -> None:
         """`with_table`: request the runtime table of trioha nodes, too (`BrokerStatus.table`).
 
-        `every_s`: the interval of the calls of `fetch`; where the broker sends updates at that interval,
-        `fetch` waits for the next one instead of sending a request. The reader then sets the client's
-        `on_request`.
+        `updates`, which `client` feeds, come at the interval of the calls of `fetch`: where the broker sends
+        them, `fetch` waits for the next one instead of sending a request.
 
         `connections_max` and `limits` are those of `decode_ha_status`: they bound the time that one answer
         costs.
@@ -73,14 +99,7 @@ class StatusReader:
         self._client = client
         self._connections_max, self._limits = connections_max, limits
         self._bytes_read = 0
-        self._subscription = None if every_s is None else StatusSubscription(round(every_s * 1000), UPDATES)
-        if self._subscription is not None:
-            client.on_request = self._receive_update
-        self._update: bytes | None = None
-        """Body of the newest update, until it is parsed."""
-        self._update_received = trio.Event()
-        self._table_update: bytes | None = None
-        """Body of the newest runtime table that came with an update, until it is parsed."""
+        self._updates = updates
         self._updates_left = 0
         """Updates to wait for before the next request."""
         self._late_s = 0.0
@@ -119,9 +138,10 @@ class StatusReader:
 
         status = await self._next_update(deadline)
         if status is None:
-            status = self._handle_answer(await ask(RequestCode.GET_BROKER_HA_STATUS, self._subscription))
-        if self._table_update is not None:
-            table, self._table_update = self._table_update, None
+            subscription = None if self._updates is None else self._updates.subscription
+            status = self._handle_answer(await ask(RequestCode.GET_BROKER_HA_STATUS, subscription))
+        if self._updates is not None and self._updates.table is not None:
+            table, self._updates.table = self._updates.table, None
             self._handle_table(table)
         is_trioha = status is not None and status.is_trioha
         wants_table = self._with_table or not is_trioha
@@ -156,11 +176,12 @@ class StatusReader:
 
     def _handle_answer(self, answer: RemotingCommand) -> BrokerStatus | None:
         """The status in an answer to 907; None if the broker does not know the request."""
-        # An update that was received before this answer is older than it.
-        self._update = None
+        if self._updates is not None:
+            # One that was received before this answer is older than it.
+            self._updates.status = None
         if answer.code == ResponseCode.SUCCESS:
             try:
-                promised = None if self._subscription is None else StatusSubscription.of(answer.ext_fields)
+                promised = None if self._updates is None else StatusSubscription.of(answer.ext_fields)
             except BadRequestError as error:
                 raise RemoteProtocolError(f"HARuntimeInfo: {error.reason}") from error
             if promised is not None:
@@ -173,22 +194,13 @@ class StatusReader:
             return None
         raise _refused(self._client, RequestCode.GET_BROKER_HA_STATUS, answer)
 
-    def _receive_update(self, command: RemotingCommand) -> None:
-        if command.code == RequestCode.GET_BROKER_HA_STATUS:
-            self._update = bytes(command.body)
-            self._update_received.set()
-        elif command.code == RequestCode.GET_BROKER_RUNTIME_INFO:
-            self._table_update = bytes(command.body)
-
     async def _next_update(self, deadline_s: float) -> BrokerStatus | None:
         """The newest update that was received, or the next one; None if none is promised or it is late."""
-        if self._updates_left <= 0:
+        if self._updates is None or self._updates_left <= 0:
             return None
-        if self._update is None:
-            self._update_received = trio.Event()
-            with trio.move_on_at(min(deadline_s, trio.current_time() + self._late_s)):
-                await self._update_received.wait()
-        body, self._update = self._update, None
+        with trio.move_on_at(min(deadline_s, trio.current_time() + self._late_s)):
+            await self._updates.wait()
+        body, self._updates.status = self._updates.status, None
         if body is None:
             self._updates_left = 0
             return None
