@@ -26,7 +26,7 @@ _topics = count(1)
 NAMES = {"brokerName": "interop", "brokerClusterName": "interop"}
 
 
-@pytest.fixture(scope="module", params=["rocketmq", "trioha"])
+@pytest.fixture(scope="module", params=[pytest.param("rocketmq", marks=pytest.mark.nightly), "trioha"])
 def broker(
     request: pytest.FixtureRequest, drivers: JavaDrivers, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:

@@ -112,7 +112,10 @@ def after_a_cut(root: Path, image: Path) -> list[int]:
         return there[: MESSAGES // 2] + put(store, MESSAGES)
 
 
-SCENARIOS = [between_two_syncs, after_a_start_that_built_queues, after_a_cut]
+SCENARIOS = [
+    between_two_syncs,
+    *(pytest.param(one, marks=pytest.mark.nightly) for one in (after_a_start_that_built_queues, after_a_cut)),
+]
 """When the power goes. They leave a store, and return where its messages are in the log."""
 
 

@@ -14,7 +14,7 @@ from tests.analysis.replays import arrow_tables, document, replay_here, write_re
 from tests.spark.cluster import connect_server
 from tests.store.support import VECTORS
 
-pytestmark = [pytest.mark.spark, pytest.mark.full]
+pytestmark = [pytest.mark.spark, pytest.mark.nightly]
 
 SPARK_FOLDER = Path(trioha_spark.__file__).parents[1]
 STORE = "store-5.3.3"

@@ -107,16 +107,15 @@ def slave(tmp_path_factory):
 
 
 def copies(session, folder):
-    """A fresh copy of a session for each segment (in `make test` for some), with the segment's index."""
+    """A fresh copy of a session for each segment (in `make nightly`, else for some), with the segment's index."""
     indices = range(len(segment_files(session)))
-    for index in by_level(indices[1::3], indices, indices):
+    for index in by_level(indices[1::3], indices[1::3], indices):
         copy = folder / f"{session.parent.name}-{index}" / "session"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(session, copy)
         yield copy, index
 
 
-@pytest.mark.sized
 @pytest.mark.parametrize("whose", ["master", "slave"])
 def test_each_record_may_be_damaged(whose, request, tmp_path):
     session = request.getfixturevalue(whose)
@@ -310,7 +309,7 @@ def test_settings_may_be_anything(copy):
         read_all(copy)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_records_with_a_valid_check_word_may_have_any_fields(master, tmp_path):
     chance = random.Random(3)
     extremes = (-(2**63), -1, 0, 1, 2**31, 2**62, 2**63 - 1)

@@ -36,7 +36,7 @@ def text_of(cell):
     return ["".join(output["data"]["text/plain"]) for output in cell["outputs"] if "data" in output]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_its_cells_run_and_say_what_they_say_in_it(spark, cells, monkeypatch, tmp_path):

@@ -58,7 +58,7 @@ def test_spark_replays_as_one_process_does(tables, recordings, tmp_path, spark):
     assert found.collect() == short_tables(replay_here(tmp_path))
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_parts_of_a_session_join_in_a_tree(tmp_path, spark, monkeypatch):
     monkeypatch.setattr(plan, "RUN_RANGES_MAX", 1)
     monkeypatch.setattr(parts, "JOINED_MAX", 3)

@@ -59,6 +59,7 @@ def test_replay_leaves_the_session_that_runs_as_it_is(spark, tmp_path):
     assert spark.range(3).count() == 3
 
 
+@pytest.mark.nightly
 def test_only_our_own_java_process_is_ended(tmp_path):
     folder = Path(trioha_spark.__file__).parents[1]
     done = subprocess.run(
@@ -89,6 +90,7 @@ print(spark.read.format("trioha-session").load(sys.argv[1]).count())
 """
 
 
+@pytest.mark.nightly
 def test_script_finds_its_sources_with_another_python_on_the_path(tmp_path):
     """As in `.venv/bin/python script.py`, with no environment activated."""
     write_session(tmp_path / "sessions" / "a", slave_events(), role="SLAVE", broker_id=1)

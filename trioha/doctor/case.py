@@ -184,7 +184,8 @@ class Node:
     @property
     def uses_controller(self) -> bool:
         """Whether a controller gives it role and id (RocketMQ 5's autoswitch mode)."""
-        return self.is_true("enableControllerMode")
+        is_said = self.status is not None and self.status.control is not None
+        return is_said or self.is_true("enableControllerMode")
 
     @property
     def controllers(self) -> tuple[str, ...]:
