@@ -855,7 +855,9 @@ SOUND: Final[Mapping[str, list[Facts | PairFacts]]] = {
         pair("5.5.0", copies=1).with_master_status(in_sync_slaves=0),
         pair(role="ASYNC_MASTER").with_master_status(in_sync_slaves=0),
         # As `trioha status` sees the first node of a group that controllers govern.
-        pair().with_master(config=None).with_master_status(
+        pair()
+        .with_master(config=None)
+        .with_master_status(
             in_sync_slaves=0, control=ControlStatus(role="master", broker_id=1, sync_state_set=(1,))
         ),
     ],

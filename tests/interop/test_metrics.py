@@ -14,7 +14,7 @@ from tests.metrics.test_rocketmq import NOT_SERVED, recorded
 from tests.ports import free_port
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.nightly]
 
 
 @pytest.mark.skipif(NEWEST != "5.5.0", reason="the page is of 5.5.0")

@@ -131,6 +131,7 @@ def test_a_trioha_slave_that_controllers_elect_has_the_timers_of_its_master(tmp_
         assert WARNING not in second.log()
 
 
+@pytest.mark.nightly
 def test_nothing_is_said_where_a_real_master_has_delivered_all(
     newest: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
@@ -148,6 +149,7 @@ def test_nothing_is_said_where_a_real_master_has_delivered_all(
     assert WARNING not in node.log_path.read_text()
 
 
+@pytest.mark.nightly
 def test_rocksdb_stores_of_a_real_master_are_named(
     newest: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:

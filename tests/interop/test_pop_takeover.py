@@ -120,7 +120,10 @@ def test_trioha_gives_again_what_a_killed_real_master_had_popped_and_nobody_ackn
 
 
 @only_5
-@pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    "is_killed",
+    [pytest.param(False, id="stopped", marks=pytest.mark.nightly), pytest.param(True, id="killed")],
+)
 def test_a_real_broker_gives_again_what_trioha_had_popped_and_nobody_acknowledged(
     java: JavaDriver, start_node: StartNode, tmp_path: Path, *, is_killed: bool
 ) -> None:

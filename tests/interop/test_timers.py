@@ -105,6 +105,7 @@ def test_a_master_says_of_each_topic_how_many_timers_wait_as_a_real_one_does(
         wait_until(lambda: timers_by_topic(address) == waiting, f"{address}: {waiting}")  # noqa: B023
 
 
+@pytest.mark.nightly
 @only_5
 def test_what_a_real_master_had_delivered_to_a_topic_that_is_deleted_is_not_pending(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
@@ -131,7 +132,10 @@ def test_what_a_real_master_had_delivered_to_a_topic_that_is_deleted_is_not_pend
 
 
 @only_5
-@pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    "is_killed",
+    [pytest.param(False, id="stopped", marks=pytest.mark.nightly), pytest.param(True, id="killed")],
+)
 def test_a_real_broker_on_the_store_of_trioha_delivers_what_is_pending_and_nothing_again(
     java: JavaDriver, start_node: StartNode, tmp_path: Path, *, is_killed: bool
 ) -> None:

@@ -107,7 +107,7 @@ def slave(tmp_path_factory):
 
 
 def copies(session, folder):
-    """A fresh copy of a session for each segment (in `make nightly`, else for some), with the segment's index."""
+    """A fresh copy of a session for each segment (some, but for `make nightly`), with the segment's index."""
     indices = range(len(segment_files(session)))
     for index in by_level(indices[1::3], indices[1::3], indices):
         copy = folder / f"{session.parent.name}-{index}" / "session"
