@@ -111,7 +111,7 @@ async def test_a_rolled_back_message_is_not_delivered_and_an_unknown_one_stays_o
     rolled_back, unknown = await master.send(b"a"), await master.send(b"b")
     assert (await master.end(rolled_back, ROLLBACK)).code == ResponseCode.SUCCESS
     assert (await master.end(unknown, UNKNOWN)).code == ResponseCode.SUCCESS
-    assert (master.delivered, master.ops, master.service.open_transactions) == ([], [b"0"], 1)
+    assert (master.delivered, master.ops, master.open_transactions) == ([], [b"0"], 1)
 
 
 async def test_a_second_decision_is_refused_and_delivers_nothing(start, autojump_clock):
@@ -238,10 +238,10 @@ async def test_a_decision_waits_until_its_half_message_is_dispatched(start, auto
     sent = await master.send()
     nursery.start_soon(master.end, sent)
     await trio.testing.wait_all_tasks_blocked()
-    assert master.service.open_transactions == 0
+    assert master.open_transactions == 0
     master.dispatch()
     await trio.testing.wait_all_tasks_blocked()
-    assert (master.delivered, master.service.open_transactions) == ([b"hello"], 0)
+    assert (master.delivered, master.open_transactions) == ([b"hello"], 0)
     nursery.cancel_scope.cancel()
 
 
@@ -286,10 +286,10 @@ async def test_a_decision_whose_connection_ends_is_carried_out(
     master, sent, server = waiting
     end_offset = master.log.max_offset
     await send_and_end(server, master.decision(sent, decision, oneway=oneway))
-    assert (master.service.open_transactions, master.log.max_offset) == (0, end_offset)
+    assert (master.open_transactions, master.log.max_offset) == (0, end_offset)
     master.dispatch()
     await trio.testing.wait_all_tasks_blocked()
-    assert (master.delivered, master.ops, master.service.open_transactions) == (delivered, [b"0"], 0)
+    assert (master.delivered, master.ops, master.open_transactions) == (delivered, [b"0"], 0)
 
 
 async def test_a_decision_whose_connection_ends_is_refused_whole_if_its_half_message_is_not_dispatched(
@@ -300,7 +300,7 @@ async def test_a_decision_whose_connection_ends_is_refused_whole_if_its_half_mes
     await trio.sleep(DECISION_WAIT_S)
     master.dispatch()
     await trio.testing.wait_all_tasks_blocked()
-    assert (master.delivered, master.ops, master.service.open_transactions) == ([], [], 1)
+    assert (master.delivered, master.ops, master.open_transactions) == ([], [], 1)
     # It may be decided as if there had been none.
     assert (await master.end(sent)).code == ResponseCode.SUCCESS
     assert (master.delivered, master.ops) == ([b"hello"], [b"0"])
@@ -454,7 +454,7 @@ async def test_a_decision_that_takes_longer_than_several_checks_counts(start, au
         assert (await master.end(check, COMMIT)).code == ResponseCode.SUCCESS
     for check in first_checks:
         assert (await master.end(check, COMMIT)).remark == "the transaction is not open any more"
-    assert (len(master.delivered), master.service.open_transactions) == (5, 0)
+    assert (len(master.delivered), master.open_transactions) == (5, 0)
 
 
 async def test_a_transaction_that_nobody_decides_is_given_up_after_the_last_check(start, autojump_clock):
@@ -467,7 +467,7 @@ async def test_a_transaction_that_nobody_decides_is_given_up_after_the_last_chec
     topic = master.metadata.topics.find(GIVEN_UP_TOPIC)
     assert (topic.read_queue_nums, topic.write_queue_nums) == (1, 1)
     assert [half.get("TRANSACTION_CHECK_TIMES") for half in master.halves] == [None, "1", "2", "3"]
-    assert master.service.open_transactions == 0
+    assert master.open_transactions == 0
 
 
 async def test_a_round_without_a_producer_counts_as_a_check(start, autojump_clock):
@@ -678,7 +678,7 @@ async def test_open_transactions_go_on_after_a_restart(start, autojump_clock, cl
         await master.end(check, ROLLBACK)
     await trio.sleep(4)
     master = await restarted(start, master, clean=clean)
-    assert master.service.open_transactions == 2
+    assert master.open_transactions == 2
     # One is decided by its first copy, one by a check of the new life.
     assert (await master.end(sent[2], COMMIT)).code == ResponseCode.SUCCESS
     assert (await master.end(sent[0], COMMIT)).remark == "the transaction is not open any more"
@@ -693,7 +693,7 @@ async def test_open_transactions_go_on_after_a_restart(start, autojump_clock, cl
     await master.end(check, COMMIT)
     assert master.delivered == [b"a", b"c", b"d"]
     master = await restarted(start, master, clean=clean)
-    assert master.service.open_transactions == 0
+    assert master.open_transactions == 0
 
 
 @pytest.mark.parametrize("offsets", [None, (2, 1), (1000, 0), (0, 1000), (-5, -5)])
@@ -713,7 +713,7 @@ async def test_a_position_that_is_lost_or_wrong_costs_no_transaction(start, auto
         for topic, offset in zip((HALF_TOPIC, OP_TOPIC), offsets, strict=True):
             table.commit(TRANSACTION_GROUP, topic, 0, offset)
     master = await restarted(start, master)
-    assert master.service.open_transactions == 2
+    assert master.open_transactions == 2
     for each in sent:
         await master.end(each, COMMIT)
     assert sorted(master.delivered) == [b"0", b"1", b"2", b"3"]
@@ -727,7 +727,7 @@ async def test_a_position_ahead_of_the_last_minute_of_the_log_is_not_trusted(sta
     master.metadata.consumer_offsets.commit(TRANSACTION_GROUP, OP_TOPIC, 0, 0)
     master.life.cancel()
     master = await restarted(start, master)
-    assert master.service.open_transactions == 1
+    assert master.open_transactions == 1
     assert (await master.end(sent)).code == ResponseCode.SUCCESS
 
 
@@ -745,5 +745,5 @@ async def test_decisions_and_sends_during_the_restoring_are_not_lost(start, auto
     nursery.start_soon(master.run)
     await trio.testing.wait_all_tasks_blocked()
     assert sorted(master.delivered) == [b"new", b"old"]
-    assert master.service.open_transactions == 0
+    assert master.open_transactions == 0
     nursery.cancel_scope.cancel()

@@ -116,6 +116,11 @@ class Master:
             prepare=self.service.prepare,
         )
 
+    @property
+    def open_transactions(self):
+        """Transactions that are open, or whose op record is pending."""
+        return len(self.service._table)
+
     @staticmethod
     def now_ms():
         return START_MS + round(trio.current_time() * 1000)

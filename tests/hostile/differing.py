@@ -9,8 +9,8 @@ Each connection is of one kind, since what a node answers may depend on when its
 | ALONE | one request of any kind, also of those in `TASKS` |
 | WILD | reads, and then one frame that may end the connection |
 
-A node is asked for nothing whose answer is a figure of its process (`FIGURES`), and for no queue that it
-chooses at random.
+A node is asked for nothing that is a figure of its process, or of its disk's speed (`FIGURES`), and for no
+queue that it chooses at random.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ FIGURES: Final = frozenset(
         # The address that it is bound to, and its folder.
         RequestCode.GET_BROKER_CONFIG,
         RequestCode.UPDATE_BROKER_CONFIG,
+        # The group's offset follows when the disk has the check point.
+        RequestCode.POP_MESSAGE,
     )
 )
 TASKS: Final = frozenset(
@@ -49,6 +51,7 @@ TASKS: Final = frozenset(
         RequestCode.DELETE_SUBSCRIPTIONGROUP,
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
         RequestCode.GET_BROKER_CONSUME_STATS,
+        RequestCode.GET_CONSUME_STATS,
         RequestCode.GET_ALL_TOPIC_CONFIG,
         RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
         RequestCode.GET_ALL_CONSUMER_OFFSET,
@@ -57,7 +60,6 @@ TASKS: Final = frozenset(
         RequestCode.GET_TIMER_METRICS,
         RequestCode.GET_TIMER_CHECK_POINT,
         # They store records with the time.
-        RequestCode.POP_MESSAGE,
         RequestCode.ACK_MESSAGE,
         RequestCode.BATCH_ACK_MESSAGE,
         RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
@@ -65,6 +67,13 @@ TASKS: Final = frozenset(
         RequestCode.NOTIFICATION,
         RequestCode.QUERY_ASSIGNMENT,
         RequestCode.SET_MESSAGE_REQUEST_MODE,
+        # Each waits for the disk.
+        RequestCode.AUTH_CREATE_USER,
+        RequestCode.AUTH_UPDATE_USER,
+        RequestCode.AUTH_DELETE_USER,
+        RequestCode.AUTH_CREATE_ACL,
+        RequestCode.AUTH_UPDATE_ACL,
+        RequestCode.AUTH_DELETE_ACL,
     )
 )
 """Handled by tasks of their own, or of whole tables: the next requests may be handled before."""

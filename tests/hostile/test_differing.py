@@ -7,9 +7,10 @@ each client has the same port for both: no time is to be masked. What is left ou
 - `consumeTps`, a rate by monotonic time, and with it the length of a frame
 - the order of answers: opaque says what each belongs to, and those that wait may be overtaken
 - the broker's own requests: how often it notifies consumers depends on monotonic time
-- the requests in `FIGURES`, which are not sent: their answers are figures of a process
+- the requests in `FIGURES`, which are not sent: what they answer or do is a figure of a process or a disk
 - how a connection ends: what a node has not read when it closes makes a reset of the close
 - the lock file, and broker.conf, which names the address
+- `.bak` files: what a table was one write ago depends on how many changes a write takes in
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ def files(store: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(store)): path.read_bytes()
         for path in sorted(store.rglob("*"))
-        if path.is_file() and path.name != "lock"
+        if path.is_file() and path.name != "lock" and path.suffix != ".bak"
     }
 
 

@@ -109,11 +109,6 @@ class TransactionService:
         """Handle further transactions so; rounds of checks keep their interval."""
         self.settings = self.checks.settings = settings
 
-    @property
-    def open_transactions(self) -> int:
-        """Transactions that are open, or whose op record is pending."""
-        return len(self._table)
-
     def stored(self, queue_end: int) -> None:
         """Dispatch has put half messages up to this queue offset into their queue."""
         self._stored.advance(queue_end)
