@@ -102,7 +102,7 @@ def test_the_demo_is_watched_steered_and_left(terminal, tmp_path):
     terminal.press("Space")
     terminal.wait_for("PAUSED")
     terminal.press("Space", "?")
-    terminal.wait_for("Help: Replicas", "Verdicts")
+    terminal.wait_for("Verdicts", "Scroll help")
     terminal.press("Escape")
     terminal.wait_for("2 up, 1 in step")
     terminal.press("r")
