@@ -1,7 +1,7 @@
 """Which entry decides: the order of entries against a naive reading of the rules, and cases by hand."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.auth.strategies import acls_of, actions, entries, resources
@@ -148,6 +148,7 @@ def test_decisions_are_those_of_the_first_matching_entry_of_the_first_policy(acl
     assert said == NO_MATCH
 
 
+@example("**")
 @given(st.text(max_size=12))
 def test_a_text_of_a_resource_is_read_as_it_is_written(text):
     pattern = ResourcePattern.parse(f"Topic:{text}")

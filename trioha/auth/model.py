@@ -159,7 +159,8 @@ class ResourcePattern:
         if self.form is PatternForm.ANY:
             name = ANY_NAME
         elif self.form is PatternForm.PREFIXED:
-            name += ANY_NAME
+            # An empty prefix is `**`: the `*` that RocketMQ writes is another pattern when it is read again.
+            name = f"{name or ANY_NAME}{ANY_NAME}"
         return f"{self.kind.wire_name}:{name}"
 
     def matches(self, resource: Resource) -> bool:
