@@ -1,4 +1,4 @@
-"""The programs that no other stage of a nightly run starts; `make bench-report` is one of its stages."""
+"""The programs that no other stage of a nightly run starts; `make bench` is one of its stages."""
 
 import subprocess
 import sys
