@@ -318,4 +318,4 @@ def test_a_mutated_configuration_is_loaded_or_refused_with_its_problems(monkeypa
         assert problem is None or problem.startswith(str(path))
 
     # A problem of a key that is not known names those that are like it.
-    check_all(config_files(), load, kept_bytes_max=4 * KEPT_BYTES_MAX)
+    check_all(config_files(), load, kept_bytes_max=8 * KEPT_BYTES_MAX)
