@@ -2,7 +2,7 @@
 
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.compiled_code import WAYS, compiled_code
@@ -159,7 +159,8 @@ def test_entries_with_deleted_or_other_records_return_no_wrong_record(tmp_path):
         queue.put(physical_offset=offset, size=size, tags_code=0, queue_offset=5 + number)
     queue.flush()
     found = reader.get("Orders", 0, 0)
-    assert (found.status, found.messages, found.next_begin_offset) == (GetStatus.FOUND, 5, 8)
+    # What has no room in an answer is looked at for the next one.
+    assert (found.status, found.messages, found.next_begin_offset) == (GetStatus.FOUND, 5, 6)
     found = reader.get("Orders", 0, 6)
     assert (found.status, found.next_begin_offset) == (GetStatus.MESSAGE_WAS_REMOVING, 8)
 
@@ -214,6 +215,16 @@ def test_a_damaged_queue_whose_entries_changed_places_gives_the_records_that_the
 
 
 @pytest.mark.parametrize("is_compiled", WAYS)
+# The damaged record would be the first beyond `bytes_max`.
+@example(
+    tags=["a"] * 12,
+    queues=[0] * 6 + [1] * 5 + [0],
+    offset=5,
+    messages_max=2,
+    bytes_max=204,
+    wanted=None,
+    damaged=11,
+)
 @given(
     tags=st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=30),
     queues=st.lists(st.integers(0, 1), min_size=30, max_size=30),

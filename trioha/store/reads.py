@@ -229,15 +229,15 @@ class MessageReader:
                     full = True
                     break
                 if wanted is None or entry.tags_code & _MASK_32 in wanted:
-                    record = self.record(entry.physical_offset, entry.size)
-                    if record is None:
-                        removed = True
-                    elif records and (
+                    if records and (
                         total_bytes + entry.size > limits.bytes_max
                         or messages + entry.messages > limits.messages_max
                     ):
                         full = True
                         break
+                    record = self.record(entry.physical_offset, entry.size)
+                    if record is None:
+                        removed = True
                     else:
                         records.append(record)
                         offsets.append(entry.queue_offset)
