@@ -40,9 +40,21 @@ def test_a_pair_whose_master_changes_keeps_its_panels_and_shows_the_change(tmp_p
             recording = MonitorRecording(tmp_path / "recordings")
             recording.start()
 
+            def is_over(view):
+                return has_roles(view, ("slave", 2), ("master", 2)) and [
+                    (row.is_connected, row.label) for row in view.replicas
+                ] == [(True, "broker-x #1")]
+
             def show(view):
                 seen.add(view)
+                if seen.last is None and is_over(view):
+                    seen.last = view
                 watch.show(view)
+
+            def note(*answer):
+                # Another answer of the same millisecond would be in the replay of the last view.
+                if seen.last is None:
+                    recording.note(*answer)
 
             def change():
                 controller.elect(2)
@@ -50,18 +62,12 @@ def test_a_pair_whose_master_changes_keeps_its_panels_and_shows_the_change(tmp_p
 
             async def main():
                 async with trio.open_nursery() as nursery:
-                    settings = evolve(SETTINGS, on_observed=recording.note)
+                    settings = evolve(SETTINGS, on_observed=note)
                     nursery.start_soon(live_views([first.address, second.address], settings=settings), show)
                     await watch.until(lambda view: has_roles(view, ("master", 1), ("slave", 1)))
                     await watch.until(lambda view: [row.is_connected for row in view.replicas] == [True])
                     await trio.to_thread.run_sync(change)
-                    await watch.until(lambda view: has_roles(view, ("slave", 2), ("master", 2)))
-                    seen.last = await watch.until(
-                        lambda view: (
-                            [(row.is_connected, row.label) for row in view.replicas]
-                            == [(True, "broker-x #1")]
-                        )
-                    )
+                    await watch.until(is_over)
                     nursery.cancel_scope.cancel()
 
             trio.run(main)
