@@ -31,13 +31,10 @@ CONNECTIONS_MAX: Final = 1024
 
 
 class Open(Protocol):
-    """Opens a connection."""
+    """Connects to an address."""
 
     def __call__(self, address: str, *, on_request: OnRequest) -> AbstractAsyncContextManager[RemotingClient]:
         """As `open_client`."""
-
-
-"""Connects to an address."""
 
 
 class _Connection:
