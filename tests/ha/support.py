@@ -169,9 +169,10 @@ async def settled():
     await trio.testing.wait_all_tasks_blocked()
 
 
-def slave_commit(settings, *, replicas, flushed, sink):
+def slave_commit(settings, *, replicas, flushed, sink, send_now=lambda _offset: None):
     """The group commit of a master whose puts wait for these replicas."""
-    return GroupCommit(settings, quorum=SlaveQuorum(settings, replicas), flushed=flushed, sink=sink)
+    quorum = SlaveQuorum(settings, replicas)
+    return GroupCommit(settings, quorum=quorum, flushed=flushed, sink=sink, send_now=send_now)
 
 
 async def put_and_wait(puts, message):

@@ -1,13 +1,20 @@
 """The master's side of a connection: requests, frames, timers, acks, and what remains after its end."""
 
+import socket
+import struct
+import time
 from contextlib import suppress
+from unittest.mock import patch
 
 import pytest
 import trio
 
-from tests.ha.support import SETTINGS, connected, make_master, settled
+from tests.ha.support import SETTINGS, connected, make_master, settled, until
 from tests.store.support import FILE_BYTES, message, open_log
+from trioha.errors import StoreError
+from trioha.ha.frames import HEADER, HEADER_BYTES
 from trioha.ha.probes import ProbeCount
+from trioha.net.transport import SocketTransport
 from trioha.recording.events import CloseReason, Direction, HaState, Kind
 
 
@@ -107,6 +114,89 @@ async def test_a_request_outside_of_the_log_ends_the_connection_and_is_recorded(
     else:
         assert (refused, statistics.closed) == ([(first_report, reason)], {reason.name: 1})
         assert statistics.probes == ()
+
+
+# -- puts that come alone ----------------------------------------------------------------------------------
+
+
+def tcp_pair():
+    """The ends of a TCP connection as a node has them."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        far = socket.create_connection(listener.getsockname())
+        near, _ = listener.accept()
+    return SocketTransport(near), SocketTransport(far)
+
+
+async def received_now(peer, size):
+    """So many bytes, which the socket has or is about to have: no task of the master runs meanwhile."""
+    deadline_s = time.monotonic() + 10
+    data = b""
+    while len(data) < size and time.monotonic() < deadline_s:
+        data += peer.stream.receive_now(size - len(data)) or b""
+    return data
+
+
+async def test_a_put_that_comes_alone_is_sent_within_its_turn_and_what_follows_it_together(small_log):
+    master, _, events = make_master(small_log)
+    async with connected(master, stream_pair=tcp_pair) as (peer, _), peer.stream:
+        await peer.report(small_log.max_offset)
+        await until(master.connections)
+        first = small_log.append(message(b"alone"))
+        master.send_now(first.physical_offset)
+        data = await received_now(peer, HEADER_BYTES + first.size)
+        assert data == HEADER.pack(first.physical_offset, first.size) + bytes(
+            small_log.read(first.physical_offset, first.size)
+        )
+        # Without the ack of the first one, those of a turn share a frame.
+        rest = [small_log.append(message(b"another")) for _ in range(3)]
+        for put in rest:
+            master.send_now(put.physical_offset)
+        offset, body = await peer.next_frame()
+        assert (offset, len(body)) == (rest[0].physical_offset, sum(put.size for put in rest))
+        sent = [(offset, size) for _, _, offset, _, size, _ in events.of(Kind.TRANSFER)]
+        assert sent == [(first.physical_offset, first.size), (offset, len(body))]
+
+
+async def test_a_put_waits_for_its_writer_task_where_others_come_before_it(small_log, autojump_clock):
+    master, _, events = make_master(small_log)
+    async with connected(master) as (peer, _):
+        await peer.report(small_log.max_offset)
+        await settled()
+        first, second = (small_log.append(message(b"x")) for _ in range(2))
+        # The first one came by a path that waits for no copies.
+        master.send_now(second.physical_offset)
+        assert events.of(Kind.TRANSFER) == []
+        offset, body = await peer.next_frame()
+        assert (offset, len(body)) == (first.physical_offset, first.size + second.size)
+
+
+async def test_a_slave_that_is_gone_when_a_put_comes_ends_its_connection_alone(small_log):
+    master, _, _ = make_master(small_log)
+    async with connected(master, stream_pair=tcp_pair) as (peer, reasons):
+        await peer.report(small_log.max_offset)
+        await until(master.connections)
+        # A reset: the socket refuses the next bytes at once.
+        peer.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.stream.socket.close()
+        put = small_log.append(message(b"alone"))
+        master.send_now(put.physical_offset)
+        await until(lambda: reasons)
+    assert reasons == [CloseReason.IO_ERROR]
+
+
+async def test_a_put_that_the_disk_does_not_give_back_ends_the_connection(small_log, autojump_clock):
+    master, _, events = make_master(small_log)
+    async with connected(master) as (peer, reasons):
+        await peer.report(small_log.max_offset)
+        await settled()
+        put = small_log.append(message(b"alone"))
+        with patch.object(
+            small_log, "read", side_effect=StoreError("the disk gives nothing", path=small_log.directory)
+        ):
+            master.send_now(put.physical_offset)
+        await peer.ended()
+    assert reasons == [CloseReason.STORE_ERROR]
+    assert [event[5] for event in events.of(Kind.REFUSED)] == [CloseReason.STORE_ERROR]
 
 
 # -- acks ---------------------------------------------------------------------------------------------------

@@ -117,7 +117,11 @@ class MasterNode(Node):
             distinct_by_connection=plan.distinct_by_connection,
         )
         group_commit = slave_commit(
-            plan.group_commit, replicas=self._replicas, flushed=self.log.flushed, sink=sink
+            plan.group_commit,
+            replicas=self._replicas,
+            flushed=self.log.flushed,
+            sink=sink,
+            send_now=self._send_now,
         )
         self._puts = PutService(commit_log=self.log, group_commit=group_commit, sink=sink, is_slave=False)
         async with trio.open_nursery() as nursery:
@@ -125,6 +129,11 @@ class MasterNode(Node):
             self._start_disk(nursery, interval_s=plan.master_flush_interval_s)
             for number in range(plan.producers):
                 nursery.start_soon(self._produce, stream_of(plan.seed, f"producer {number} {self._starts}"))
+
+    def _send_now(self, start_offset: int) -> None:
+        # What is sent is compared with the history.
+        self.history.grow(self.log)
+        self._ha.send_now(start_offset)
 
     def _ended(self) -> None:
         self._nursery = None

@@ -14,7 +14,8 @@ A connection serves one log. When that log begins anew (a slave that serves slav
 connection ends at once (LOG_RESTARTED): bytes of the new log must not follow bytes of the old one.
 
 The writer task sends what was appended since its last frame, in one frame if it fits: what puts of one turn
-of the scheduler have appended goes together.
+of the scheduler have appended goes together. By Nagle's rule a put that comes alone does not wait for that:
+if the slave has acknowledged all that comes before, `send_now` sends it within the put's own turn.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ FRAMES_PER_TURN = 16
 REJECTION_TIMEOUT_S = 1.0
 COPY_BYTES_MAX = 64 * 1024
 """Up to this length header and body leave in one call, which costs a copy; beyond it in two."""
+_SEND_ERRORS = (trio.BrokenResourceError, trio.TooSlowError, StoreError)
+"""What ends the sending to a slave, and its connection."""
 
 
 @frozen
@@ -179,6 +182,26 @@ class HaConnection(ABC):
         """End the connection at once, also before `run`: nothing is sent or acknowledged any more."""
         self.progress.end(reason)
         self._scope.cancel()
+
+    def send_now(self, start_offset: int) -> None:
+        """Send what was appended from `start_offset` on, if the slave has acknowledged all that comes before.
+
+        Else it is left to the writer task, as is what the socket does not accept at once.
+        """
+        progress, commit_log = self.progress, self._log
+        if (
+            progress.ack_offset != start_offset
+            or progress.sent_offset != start_offset
+            or self._flow is not None
+            or not self._outbox.is_empty
+        ):
+            return
+        max_offset = commit_log.max_offset
+        if body_bytes := progress.next_body_bytes(min_offset=commit_log.min_offset, max_offset=max_offset):
+            try:
+                self._put_frame(body_bytes, max_offset)
+            except _SEND_ERRORS as error:
+                self._end_by(error)
 
     async def _end_when_silent(self) -> None:
         """End the connection when the idle timeout has passed."""
@@ -332,19 +355,23 @@ class HaConnection(ABC):
     @contextmanager
     def _ended_by_errors(self) -> Iterator[None]:
         """The end of sending ends the connection."""
-        progress = self.progress
         try:
             yield
-        except trio.BrokenResourceError:
-            progress.end(CloseReason.IO_ERROR)
-        except StoreError:
-            # The disk does not give the slave's next bytes; the log has reported the place.
-            progress.end(CloseReason.STORE_ERROR)
-            self._report_refusal(progress.sent_offset)
-        except trio.TooSlowError:
-            # The slave still reports, but does not read: as good as silent.
-            progress.end(CloseReason.HOUSEKEEPING)
+        except _SEND_ERRORS as error:
+            self._end_by(error)
         self._scope.cancel()
+
+    def _end_by(self, error: Exception) -> None:
+        """End the connection for a send that failed."""
+        if isinstance(error, StoreError):
+            # The disk does not give the slave's next bytes; the log has reported the place.
+            self.end(CloseReason.STORE_ERROR)
+            self._report_refusal(self.progress.sent_offset)
+        elif isinstance(error, trio.TooSlowError):
+            # The slave still reports, but does not read: as good as silent.
+            self.end(CloseReason.HOUSEKEEPING)
+        else:
+            self.end(CloseReason.IO_ERROR)
 
     async def _send_next_frame(self) -> None:
         await self._outbox.flush()

@@ -18,7 +18,7 @@ Puts that were appended together are one `Commit`, which begins when they are ap
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
 import trio
@@ -33,6 +33,8 @@ from trioha.watermark import Watermark
 # Plain numbers: looking up a member of an enum costs more than an `emit` that ignores it.
 _WAIT_END = int(Kind.WAIT_END)
 PUT_OK = PutStatus.PUT_OK
+_ONE_PUT_BYTES = 16
+"""Of `AppendResult.put_offsets` for a run of one; a message or a batch by itself has none."""
 
 
 @frozen
@@ -170,12 +172,20 @@ class GroupCommit:
     """Waits for replicas and disk on behalf of puts."""
 
     def __init__(
-        self, settings: GroupCommitSettings, *, quorum: Quorum, flushed: Watermark, sink: EventSink
+        self,
+        settings: GroupCommitSettings,
+        *,
+        quorum: Quorum,
+        flushed: Watermark,
+        sink: EventSink,
+        send_now: Callable[[int], None],
     ) -> None:
+        """`send_now` is `HaMaster.send_now`."""
         self._settings = settings
         self._quorum = quorum
         self._flushed = flushed
         self._sink = sink
+        self._send_now = send_now
         self._is_recorded = not isinstance(sink, NoSink)
         self.waits = quorum.waits or settings.sync_flush
         """Whether puts wait; one with the property WAIT=false never does."""
@@ -208,6 +218,8 @@ class GroupCommit:
         commit = Commit(appended, request_id, now_s, status, copies, disk)
         if copies is not None:
             self._quorum.note(commit, now_s)
+            if len(appended.put_offsets) <= _ONE_PUT_BYTES:
+                self._send_now(appended.physical_offset)
         return commit
 
     def end(self, commit: Commit) -> list[PutStatus] | None:

@@ -123,6 +123,12 @@ class HaMaster(ABC):
         """States of slaves' connections: `with master.changes() as changes: async for change in changes`."""
         return self._changes.subscribe()
 
+    def send_now(self, start_offset: int) -> None:
+        """Send a put that was just appended at `start_offset`, and came alone, to each slave that has
+        acknowledged all before it. The others get it from their writer tasks."""
+        for connection in self._connections.values():
+            connection.send_now(start_offset)
+
     def _end_connections(self, _end_offset: int = 0) -> None:
         """End all connections, since the log begins anew or is cut: slaves connect again and request it."""
         for connection in self._connections.values():

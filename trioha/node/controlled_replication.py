@@ -186,7 +186,11 @@ def build_controlled(
         lowers_need=False,
     )
     group_commit = GroupCommit(
-        commit, quorum=SetQuorum(commit, sync_state_set), flushed=log_.flushed, sink=sink
+        commit,
+        quorum=SetQuorum(commit, sync_state_set),
+        flushed=log_.flushed,
+        sink=sink,
+        send_now=master.send_now,
     )
     if is_master:
         store.dispatcher.limit_to(sync_state_set.limit)

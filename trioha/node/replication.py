@@ -146,7 +146,13 @@ class Replication:
         commit_settings = _commit_settings(config)
         quorum = SlaveQuorum(commit_settings, replicas)
         replicated = _replicated_offset(config, store, quorum, replicas)
-        group_commit = GroupCommit(commit_settings, quorum=quorum, flushed=commit_log.flushed, sink=sink)
+        group_commit = GroupCommit(
+            commit_settings,
+            quorum=quorum,
+            flushed=commit_log.flushed,
+            sink=sink,
+            send_now=master.send_now,
+        )
         slave = None
         endpoint = config.ha_master_endpoint
         location = MasterLocation(None if endpoint is None else Address(*endpoint))

@@ -104,7 +104,9 @@ def begin_life(
         sync_flush_timeout_s=5.0,
     )
     quorum = SetQuorum(commit_settings, sync_state_set)
-    commit = GroupCommit(commit_settings, quorum=quorum, flushed=log.flushed, sink=events)
+    commit = GroupCommit(
+        commit_settings, quorum=quorum, flushed=log.flushed, sink=events, send_now=master.send_now
+    )
     life = Life(log, epochs, sync_state_set, keeper, replicas, master, commit, events)
     return life
 
