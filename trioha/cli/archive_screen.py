@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from attrs import define
 from rich.progress import (
-    BarColumn,
     DownloadColumn,
     Progress,
     TaskID,
     TextColumn,
-    TimeRemainingColumn,
     TransferSpeedColumn,
 )
 
 from trioha.archive.archiver import ArchiveStep
 from trioha.cli.console import err, out, print_json
+from trioha.cli.progress import bars
 from trioha.outside_text import escaped
 from trioha.palette import BAD
 from trioha.times import time_text
@@ -89,17 +87,8 @@ class ArchiveScreen:
 @contextmanager
 def screens(stores: Sequence[tuple[str, str]], *, json: bool) -> Iterator[list[ArchiveScreen]]:
     """A screen for each store and its URL; bars until the command ends, then summaries."""
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[remark]}"),
-        console=err(),
-        transient=True,
-        disable=json or not sys.stderr.isatty(),
-    ) as progress:
+    figures = (DownloadColumn(binary_units=True), TransferSpeedColumn(), TextColumn("{task.fields[remark]}"))
+    with bars(*figures, shown=not json) as progress:
         are_several = len(stores) > 1
         shown = [
             ArchiveScreen(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn
 from rich.table import Table
 
 from trioha.archive.contents import Contents, contents_of
@@ -15,7 +13,8 @@ from trioha.archive.errors import ArchiveError, NoArchiveError
 from trioha.archive.reader import ArchiveReader
 from trioha.archive.restore import Restore, Restored, has_store
 from trioha.archive.restore_plan import Target
-from trioha.cli.console import err, out, print_json
+from trioha.cli.console import out, print_json
+from trioha.cli.progress import bars, shown_by
 from trioha.cli.times import time_option_ms
 from trioha.errors import ConfigError, TriohaError
 from trioha.metadata.clamped_offsets import clamp_offsets
@@ -91,18 +90,10 @@ def restore(
         if not if_archived:
             raise
         return _left(f"{error.url}: {error.reason}", as_json=json)
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=err(),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as progress:
+    with bars(DownloadColumn()) as progress:
         try:
             restored = Restore(reader, into, clamp=clamp_offsets).run(
-                target, generation=generation, build=build, on_progress=_shown_by(progress)
+                target, generation=generation, build=build, on_progress=shown_by(progress)
             )
         except ArchiveError as error:
             if not error.is_transient:
@@ -131,18 +122,6 @@ def _offset(text: str) -> int:
         raise ConfigError(
             f"{text[:80]!r} is not an offset", key="--to-offset", hint="write a number of bytes"
         ) from None
-
-
-def _shown_by(progress: Progress) -> Callable[[str, int, int], None]:
-    """Shows each kind of work as a task of its own."""
-    tasks: dict[str, Any] = {}
-
-    def on_progress(what: str, done: int, total: int) -> None:
-        if what not in tasks:
-            tasks[what] = progress.add_task(what, total=total)
-        progress.update(tasks[what], completed=done, total=total)
-
-    return on_progress
 
 
 def _as_json(restored: Restored, into: Path) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn
 
 from trioha.cli.console import err, out, print_json
+from trioha.cli.progress import bars
 from trioha.cli.spark import spark_module
 from trioha.errors import StoreError, TriohaError
 from trioha.palette import BAD
@@ -59,16 +59,8 @@ def session(
             jobs += [(opened, segment) for segment in packing.packed_segments(opened)]
     done: list[Any] = []
     problems: list[str] = []
-    with Progress(
-        TextColumn(f"{action}ing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=err(),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as progress:
-        for opened, what in progress.track(jobs):
+    with bars(MofNCompleteColumn()) as progress:
+        for opened, what in progress.track(jobs, description=f"{action}ing"):
             try:
                 if action == "pack":
                     done.append(packing.pack_segment(opened, what, keep=keep))

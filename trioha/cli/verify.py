@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from attrs import asdict, evolve
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskProgressColumn
 
 from trioha.archive.comparison import Comparison, Difference, compare_with_archive
 from trioha.archive.reader import ArchiveReader
 from trioha.archive.verification import Verification, verify_archive
 from trioha.cli.console import err, out, print_json
+from trioha.cli.progress import bars, shown_by
 from trioha.errors import ConfigError
 from trioha.palette import BAD
 from trioha.store.read_only_commit_log import LogCheck, ReadOnlyCommitLog
@@ -56,21 +55,13 @@ def verify(
     json
         Print one JSON object.
     """
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=err(),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as progress:
+    with bars(TaskProgressColumn()) as progress:
         if _is_url(store):
             if against is not None:
                 raise ConfigError(
                     "compares a store with an archive", key="--against", hint="name the store first"
                 )
-            found = verify_archive(ArchiveReader.open(store), quick=quick, on_progress=_shown_by(progress))
+            found = verify_archive(ArchiveReader.open(store), quick=quick, on_progress=shown_by(progress))
             return _report_archive(store, found, quick=quick, as_json=json)
         if quick:
             raise ConfigError("is for archives", key="--quick")
@@ -79,7 +70,7 @@ def verify(
                 ReadOnlyCommitLog.open(Path(store)),
                 ArchiveReader.open(against),
                 generation=generation,
-                on_progress=_shown_by(progress),
+                on_progress=shown_by(progress),
             )
             return _report_comparison(store, against, comparison, prefix=prefix, as_json=json)
         return _verify_stores(
@@ -89,18 +80,6 @@ def verify(
 
 def _is_url(text: str) -> bool:
     return "://" in text
-
-
-def _shown_by(progress: Progress) -> Callable[[str, int, int], None]:
-    """Shows each kind of work as a task of its own."""
-    tasks: dict[str, Any] = {}
-
-    def on_progress(what: str, done: int, total: int) -> None:
-        if what not in tasks:
-            tasks[what] = progress.add_task(what, total=total)
-        progress.update(tasks[what], completed=done, total=total)
-
-    return on_progress
 
 
 def _print_problems(problems: list[str], count: int) -> None:
