@@ -46,9 +46,9 @@ LATE_INTERVALS = 2
 class StatusUpdates:
     """What a node sends to a subscriber beside answers: the newest status, and the newest runtime table."""
 
-    def __init__(self, every_s: float) -> None:
-        """They come at that interval."""
-        self.subscription = StatusSubscription(round(every_s * 1000), UPDATES)
+    def __init__(self, every_s: float | None = None) -> None:
+        """They come at that interval; none is asked for without one."""
+        self.subscription = None if every_s is None else StatusSubscription(round(every_s * 1000), UPDATES)
         self.status: bytes | None = None
         """Body of the newest status, until it is parsed."""
         self.table: bytes | None = None
@@ -99,7 +99,7 @@ class StatusReader:
         self._client = client
         self._connections_max, self._limits = connections_max, limits
         self._bytes_read = 0
-        self._updates = updates
+        self._updates = updates or StatusUpdates()
         self._updates_left = 0
         """Updates to wait for before the next request."""
         self._late_s = 0.0
@@ -138,10 +138,10 @@ class StatusReader:
 
         status = await self._next_update(deadline)
         if status is None:
-            subscription = None if self._updates is None else self._updates.subscription
-            status = self._handle_answer(await ask(RequestCode.GET_BROKER_HA_STATUS, subscription))
-        if self._updates is not None and self._updates.table is not None:
-            table, self._updates.table = self._updates.table, None
+            answer = await ask(RequestCode.GET_BROKER_HA_STATUS, self._updates.subscription)
+            status = self._handle_answer(answer)
+        table, self._updates.table = self._updates.table, None
+        if table is not None:
             self._handle_table(table)
         is_trioha = status is not None and status.is_trioha
         wants_table = self._with_table or not is_trioha
@@ -176,12 +176,11 @@ class StatusReader:
 
     def _handle_answer(self, answer: RemotingCommand) -> BrokerStatus | None:
         """The status in an answer to 907; None if the broker does not know the request."""
-        if self._updates is not None:
-            # One that was received before this answer is older than it.
-            self._updates.status = None
+        # One that was received before this answer is older than it.
+        self._updates.status = None
         if answer.code == ResponseCode.SUCCESS:
             try:
-                promised = None if self._updates is None else StatusSubscription.of(answer.ext_fields)
+                promised = StatusSubscription.of(answer.ext_fields) if self._updates.subscription else None
             except BadRequestError as error:
                 raise RemoteProtocolError(f"HARuntimeInfo: {error.reason}") from error
             if promised is not None:
@@ -196,7 +195,7 @@ class StatusReader:
 
     async def _next_update(self, deadline_s: float) -> BrokerStatus | None:
         """The newest update that was received, or the next one; None if none is promised or it is late."""
-        if self._updates is None or self._updates_left <= 0:
+        if self._updates_left <= 0:
             return None
         with trio.move_on_at(min(deadline_s, trio.current_time() + self._late_s)):
             await self._updates.wait()
