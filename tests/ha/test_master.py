@@ -116,7 +116,7 @@ async def test_a_request_outside_of_the_log_ends_the_connection_and_is_recorded(
         assert statistics.probes == ()
 
 
-# -- puts that come alone ----------------------------------------------------------------------------------
+# -- slaves in step ----------------------------------------------------------------------------------------
 
 
 def tcp_pair():
@@ -136,7 +136,7 @@ async def received_now(peer, size):
     return data
 
 
-async def test_a_put_that_comes_alone_is_sent_within_its_turn_and_what_follows_it_together(small_log):
+async def test_a_slave_in_step_is_sent_to_within_the_turn_of_a_put_and_what_follows_goes_together(small_log):
     master, _, events = make_master(small_log)
     async with connected(master, stream_pair=tcp_pair) as (peer, _), peer.stream:
         await peer.report(small_log.max_offset)

@@ -14,8 +14,8 @@ A connection serves one log. When that log begins anew (a slave that serves slav
 connection ends at once (LOG_RESTARTED): bytes of the new log must not follow bytes of the old one.
 
 The writer task sends what was appended since its last frame, in one frame if it fits: what puts of one turn
-of the scheduler have appended goes together. By Nagle's rule a put that comes alone does not wait for that:
-if the slave has acknowledged all that comes before, `send_now` sends it within the put's own turn.
+of the scheduler have appended goes together. By Nagle's rule a slave that has acknowledged all before does
+not wait for that: `send_now` sends it a put within the put's own turn.
 """
 
 from __future__ import annotations

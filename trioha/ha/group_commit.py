@@ -33,8 +33,6 @@ from trioha.watermark import Watermark
 # Plain numbers: looking up a member of an enum costs more than an `emit` that ignores it.
 _WAIT_END = int(Kind.WAIT_END)
 PUT_OK = PutStatus.PUT_OK
-_ONE_PUT_BYTES = 16
-"""Of `AppendResult.put_offsets` for a run of one; a message or a batch by itself has none."""
 
 
 @frozen
@@ -218,8 +216,7 @@ class GroupCommit:
         commit = Commit(appended, request_id, now_s, status, copies, disk)
         if copies is not None:
             self._quorum.note(commit, now_s)
-            if len(appended.put_offsets) <= _ONE_PUT_BYTES:
-                self._send_now(appended.physical_offset)
+            self._send_now(appended.physical_offset)
         return commit
 
     def end(self, commit: Commit) -> list[PutStatus] | None:

@@ -124,8 +124,10 @@ class HaMaster(ABC):
         return self._changes.subscribe()
 
     def send_now(self, start_offset: int) -> None:
-        """Send a put that was just appended at `start_offset`, and came alone, to each slave that has
-        acknowledged all before it. The others get it from their writer tasks."""
+        """Send what was just appended at `start_offset` to each slave that has acknowledged all before it.
+
+        The others get it from their writer tasks.
+        """
         for connection in self._connections.values():
             connection.send_now(start_offset)
 
