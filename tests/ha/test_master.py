@@ -1,16 +1,15 @@
 """The master's side of a connection: requests, frames, timers, acks, and what remains after its end."""
 
 import socket
-import struct
-import time
 from contextlib import suppress
 from unittest.mock import patch
 
 import pytest
 import trio
 
-from tests.ha.support import SETTINGS, connected, make_master, settled, until
+from tests.ha.support import SETTINGS, connected, make_master, settled
 from tests.store.support import FILE_BYTES, message, open_log
+from tests.waiting import until, wait_until
 from trioha.errors import StoreError
 from trioha.ha.frames import HEADER, HEADER_BYTES
 from trioha.ha.probes import ProbeCount
@@ -119,31 +118,31 @@ async def test_a_request_outside_of_the_log_ends_the_connection_and_is_recorded(
 # -- slaves in step ----------------------------------------------------------------------------------------
 
 
-def tcp_pair():
-    """The ends of a TCP connection as a node has them."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        far = socket.create_connection(listener.getsockname())
-        near, _ = listener.accept()
-    return SocketTransport(near), SocketTransport(far)
+def socket_pair():
+    """The ends of a connection over sockets, as a node has them."""
+    return map(SocketTransport, socket.socketpair())
 
 
-async def received_now(peer, size):
-    """So many bytes, which the socket has or is about to have: no task of the master runs meanwhile."""
-    deadline_s = time.monotonic() + 10
-    data = b""
-    while len(data) < size and time.monotonic() < deadline_s:
-        data += peer.stream.receive_now(size - len(data)) or b""
+def received_now(peer, size):
+    """The first `size` bytes that the master has sent; none of its tasks runs while they are read."""
+    data = bytearray()
+
+    def is_whole():
+        data.extend(peer.stream.receive_now(size - len(data)) or b"")
+        return len(data) == size
+
+    wait_until(is_whole)
     return data
 
 
 async def test_a_slave_in_step_is_sent_to_within_the_turn_of_a_put_and_what_follows_goes_together(small_log):
     master, _, events = make_master(small_log)
-    async with connected(master, stream_pair=tcp_pair) as (peer, _), peer.stream:
+    async with connected(master, stream_pair=socket_pair) as (peer, _), peer.stream:
         await peer.report(small_log.max_offset)
         await until(master.connections)
         first = small_log.append(message(b"alone"))
         master.send_now(first.physical_offset)
-        data = await received_now(peer, HEADER_BYTES + first.size)
+        data = received_now(peer, HEADER_BYTES + first.size)
         assert data == HEADER.pack(first.physical_offset, first.size) + bytes(
             small_log.read(first.physical_offset, first.size)
         )
@@ -172,11 +171,10 @@ async def test_a_put_waits_for_its_writer_task_where_others_come_before_it(small
 
 async def test_a_slave_that_is_gone_when_a_put_comes_ends_its_connection_alone(small_log):
     master, _, _ = make_master(small_log)
-    async with connected(master, stream_pair=tcp_pair) as (peer, reasons):
+    async with connected(master, stream_pair=socket_pair) as (peer, reasons):
         await peer.report(small_log.max_offset)
         await until(master.connections)
-        # A reset: the socket refuses the next bytes at once.
-        peer.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        # The master's socket refuses the next bytes at once.
         peer.stream.socket.close()
         put = small_log.append(message(b"alone"))
         master.send_now(put.physical_offset)

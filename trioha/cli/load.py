@@ -21,12 +21,13 @@ import trio
 from attrs import field, frozen
 from attrs.validators import ge
 from cyclopts import Parameter
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Table
 
 from trioha.cli.clients import find_master, name_servers_of
 from trioha.cli.console import err, out, print_json
 from trioha.cli.load_consumption import LOAD_PROPERTY, Consumption, LoadConsumer
+from trioha.cli.progress import bars
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.client.cluster import in_background
 from trioha.distribution import nearest_rank
@@ -534,14 +535,7 @@ def _address_of(
 def _run_with_progress(plan: LoadPlan) -> LoadResult:
     if not err().is_terminal:
         return trio.run(run_load, plan)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=err(), transient=True) as progress:
+    with bars(MofNCompleteColumn(), TextColumn("{task.fields[note]}")) as progress:
         bar = progress.add_task(f"sending to {plan.broker}", total=plan.count, note="")
 
         def show(load: Load) -> None:
