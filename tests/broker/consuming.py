@@ -23,6 +23,7 @@ from trioha.remoting.command import BadRequestError, RemotingCommand, response_t
 from trioha.remoting.connections import Connections
 from trioha.remoting.server import RemotingServer
 from trioha.remoting.serving import Peer, WaitingAnswer, WokenAnswers
+from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.message_properties import encode_properties
 from trioha.store.record import Record, decode_record
 from trioha.store.waiting_readers import WaitingReaders
@@ -113,8 +114,7 @@ class Broker:
             self.store.commit_log.append(
                 message(body, topic=topic, queue_id=queue_id, properties=encode_properties(properties))
             )
-        while self.store.dispatcher.dispatch(self.store.commit_log.max_offset):
-            pass
+        dispatch_to_end(self.store.dispatcher, self.store.commit_log)
 
     def start(self, code, fields=None, *, body=b"", peer=PEER, version=int(Version.V4_9_7), oneway=False):
         """The answer of the handler, or an awaitable of it."""

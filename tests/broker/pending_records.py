@@ -14,6 +14,7 @@ from trioha.broker.timer_records import PendingTimer, PendingTimers, has_slot
 from trioha.metadata.documents import TimerCheckPoint
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.metadata.pretty_json import parse_pretty
+from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.message_properties import encode_properties, parse_properties
 from trioha.store.message_store import MessageStore
 from trioha.store.record import Record, decode_record
@@ -111,8 +112,8 @@ def append(store: MessageStore, record: Record) -> None:
 
 
 def dispatch(store: MessageStore) -> None:
-    while store.dispatcher.position < store.commit_log.max_offset:
-        assert store.dispatcher.dispatch(store.commit_log.max_offset)
+    dispatch_to_end(store.dispatcher, store.commit_log)
+    assert store.dispatcher.position == store.commit_log.max_offset
 
 
 def in_timer_topic(records: list[Record]) -> list[Record]:

@@ -26,6 +26,7 @@ from trioha.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, response_to
 from trioha.remoting.fastjson import parse_json
 from trioha.remoting.subscriptions import Subscription
+from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.message_properties import encode_properties
 
 TOPIC = "TopicSpec"
@@ -153,8 +154,7 @@ class Master:
         result = self.store.commit_log.append(
             message(b"hello", topic=topic, queue_id=queue_id, properties=encode_properties(properties))
         )
-        while self.store.dispatcher.dispatch(self.store.commit_log.max_offset):
-            pass
+        dispatch_to_end(self.store.dispatcher, self.store.commit_log)
         return result.physical_offset
 
 

@@ -29,6 +29,7 @@ from trioha.remoting.command import BadRequestError, RemotingCommand, response_t
 from trioha.remoting.send_message import SendMessageRequestHeader
 from trioha.remoting.serving import Peer
 from trioha.store.dispatch_settings import DispatchSettings
+from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.message_properties import encode_properties, parse_properties
 from trioha.store.messages import AppendResult
 from trioha.store.put_status import PutStatus
@@ -191,8 +192,7 @@ class Sending:
             self.dispatch()
 
     def dispatch(self):
-        while self.store.dispatcher.dispatch(self.log.max_offset):
-            pass
+        dispatch_to_end(self.store.dispatcher, self.log)
 
     async def send(
         self, body=b"hello", *, code=RequestCode.SEND_MESSAGE_V2, version=Version.V4_9_7, **changes

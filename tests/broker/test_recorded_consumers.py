@@ -24,6 +24,7 @@ from trioha.metadata.topics import TopicConfig
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, response_to
 from trioha.remoting.serving import WaitingAnswer
+from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.tags import java_hash
 
 SESSIONS = [
@@ -88,8 +89,7 @@ class Messages:
                 )
             )
             self._stored[topic, queue_id] += 1
-        while self._broker.store.dispatcher.dispatch(self._broker.store.commit_log.max_offset):
-            pass
+        dispatch_to_end(self._broker.store.dispatcher, self._broker.store.commit_log)
 
 
 def commit_offsets(broker, asked, answers):

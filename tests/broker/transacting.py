@@ -34,6 +34,7 @@ from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, request, response_to
 from trioha.remoting.send_message import SendMessageRequestHeader, send_request
 from trioha.remoting.serving import Peer
+from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.message_properties import encode_properties, parse_properties
 from trioha.store.reads import ReadLimits
 from trioha.store.record import Record, decode_record
@@ -154,8 +155,7 @@ class Master:
     def dispatch(self):
         """Put all entries into their queues."""
         self.store.dispatcher.limit_to(None)
-        while self.store.dispatcher.dispatch(self.log.max_offset):
-            pass
+        dispatch_to_end(self.store.dispatcher, self.log)
 
     async def end_life(self):
         """Close the store and the files of metadata, as a node that stops."""

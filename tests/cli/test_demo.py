@@ -91,8 +91,9 @@ def start(tmp_path):
 @pytest.mark.spark
 def test_the_demo_holds_and_leaves_nothing_but_its_report(start):
     demo = start("--count", "2000", "--json", "--report", "report.html")
-    said = json.loads(demo.end())
+    printed = demo.end()
     assert demo.process.returncode == 0, demo.remarks
+    said = json.loads(printed)
     assert said["ok"]
     assert all(check["held"] for check in said["checks"])
     puts = {act: result["statuses"] for act, result in said["puts"].items()}

@@ -1,13 +1,24 @@
 """The checks of the demo."""
 
+import socket
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.ports import free_port
 from tests.status_samples import connection_status, master_status, slave_status
-from trioha.cli.demo_run import AFTER, BEFORE, DURING, DemoRun, check_clients, check_puts, check_replay
+from trioha.cli.demo_run import (
+    AFTER,
+    BEFORE,
+    DURING,
+    DemoRun,
+    check_clients,
+    check_puts,
+    check_replay,
+    port_to_come_back_to,
+)
 from trioha.cli.load import LoadResult
 from trioha.errors import TriohaError
 
@@ -158,3 +169,16 @@ def test_a_replay_that_differs_in_one_figure_does_not_hold(table, row, column, v
 def test_a_replay_without_the_connection_is_an_error():
     with pytest.raises(TriohaError, match="no connection in session s2"):
         judged(REPLAYED | {"connections": REPLAYED["connections"][:3]})
+
+
+def test_the_slave_comes_back_to_a_port_that_is_free_as_is_its_vip_port(monkeypatch):
+    port = free_port()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port - 1))
+        taken.listen()
+        tried = [port - 1, port + 1, port]
+        monkeypatch.setattr("trioha.cli.demo_run.random.sample", lambda _ports, k: tried[:k])
+        assert port_to_come_back_to() == port
+        tried.pop()
+        with pytest.raises(TriohaError, match="none of 100 ports"):
+            port_to_come_back_to()

@@ -25,6 +25,7 @@ from trioha.store.consume_queues import (
 )
 from trioha.store.dispatch import Dispatcher
 from trioha.store.dispatch_settings import DispatchSettings
+from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.index_file import ENTRY_BYTES as INDEX_ENTRY_BYTES
 from trioha.store.index_file import IndexFile, IndexShape, key_hash
 from trioha.store.index_service import FOLDER as INDEX_FOLDER
@@ -118,9 +119,9 @@ def _dispatch_all(log: CommitLog, scratch: Path, shape: Shape) -> dict[Path, int
     index = IndexService.open(scratch, shape.index)
     try:
         dispatcher = Dispatcher(log, queues, index, position=log.min_offset, settings=shape.dispatch)
-        while dispatcher.position < log.max_offset:
-            if not dispatcher.dispatch(log.max_offset):
-                raise StoreError("the log cannot be dispatched", path=scratch, offset=dispatcher.position)
+        dispatch_to_end(dispatcher, log)
+        if dispatcher.position < log.max_offset:
+            raise StoreError("the log cannot be dispatched", path=scratch, offset=dispatcher.position)
         queues.correct_min_offsets(log.min_offset)
         return dict(map(_begin, queues))
     finally:

@@ -20,6 +20,7 @@ from tests.store.crashes import CrashingDisk, PowerCutDisk
 from tests.store.support import cut_store
 from tests.waiting import wait_until
 from trioha.store.checkpoint import Checkpoint
+from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.message_store import MessageStore
 from trioha.store.messages import Message
 from trioha.store.opening import open_store
@@ -59,8 +60,8 @@ def put(store: MessageStore, count: int) -> list[int]:
     ]
     store.syncs.log_sync(log.flushed.offset, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms)()
     log.flushed.advance(log.max_offset)
-    while store.dispatcher.position < log.max_offset:
-        assert store.dispatcher.dispatch(log.max_offset)
+    dispatch_to_end(store.dispatcher, log)
+    assert store.dispatcher.position == log.max_offset
     return offsets
 
 
@@ -106,8 +107,8 @@ def after_a_cut(root: Path, image: Path) -> list[int]:
         there = put(store, MESSAGES)
         sync_queues(store)
         cut_store(store, there[MESSAGES // 2])
-        while store.dispatcher.position < store.commit_log.max_offset:
-            assert store.dispatcher.dispatch(store.commit_log.max_offset)
+        dispatch_to_end(store.dispatcher, store.commit_log)
+        assert store.dispatcher.position == store.commit_log.max_offset
         store.puts.enable()
         return there[: MESSAGES // 2] + put(store, MESSAGES)
 

@@ -21,6 +21,7 @@ from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, SerializeType, request
 from trioha.remoting.send_message import _LONG_NAMES, SendMessageRequestHeader
+from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.record import decode_record
 from trioha.store.record_layout import scan_records
 
@@ -123,8 +124,7 @@ def test_mutated_requests_are_answered_and_what_they_store_is_whole(tmp_path):
         log, dispatcher = broker.log, broker.store.dispatcher
         assert answers[ResponseCode.SUCCESS] > 100, seed
         assert walk(log) == log.max_offset, seed
-        while dispatcher.dispatch(log.max_offset):
-            pass
+        dispatch_to_end(dispatcher, log)
         assert (dispatcher.position, dispatcher.faults) == (log.max_offset, 0), seed
         broker.store.close()
         shutil.rmtree(folder)

@@ -21,6 +21,7 @@ from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request, response_to
 from trioha.remoting.server import Peer, RemotingServer
+from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.epochs import EpochLog
 
 NOWHERE = "127.0.0.1:9"
@@ -55,8 +56,7 @@ def test_only_topics_with_messages_since_the_last_change_of_the_table_are_adopte
     ):  # fmt: skip
         clock.now_ms = stored_ms
         store.commit_log.append(message(topic=topic, queue_id=queue_id))
-    while store.dispatcher.dispatch(store.commit_log.max_offset):
-        pass
+    dispatch_to_end(store.dispatcher, store.commit_log)
     assert stored_topics(store, known={"known"}, since_ms=2_000) == {"new": 1, "wide": 4}
     assert stored_topics(store, known={"known"}, since_ms=0) == {"deleted": 2, "new": 1, "wide": 4}
     store.close()

@@ -27,6 +27,7 @@ from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.dispatch_service import DispatchService
 from trioha.store.dispatch_settings import DispatchSettings
+from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.flush import FlushService
 from trioha.store.index_file import IndexShape
 from trioha.store.message_store import MessageStore
@@ -98,8 +99,7 @@ def check_queues(settings: StoreSettings) -> list[str]:
     """After the last end: queues and index, recovered once more, are what the log says."""
     store = open_store(settings)
     store.dispatcher.limit_to(None)
-    while store.dispatcher.dispatch(store.commit_log.max_offset):
-        pass
+    dispatch_to_end(store.dispatcher, store.commit_log)
     store.close()
     shape = Shape(log_file_bytes=settings.file_bytes, queues=settings.queues, index=settings.index)
     return check_rebuilt(settings.root, shape)

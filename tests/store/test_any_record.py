@@ -8,6 +8,7 @@ from tests.store.support import HOST
 from trioha.numbers import I32, I64
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.dispatch_settings import DispatchSettings
+from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.index_file import IndexShape
 from trioha.store.message_properties import parse_properties
 from trioha.store.opening import open_store
@@ -139,8 +140,7 @@ def test_any_whole_record_is_stored_dispatched_read_and_recovered(tmp_path_facto
         for record in found:
             appender.append(memoryview(encode_record(evolve(record, physical_offset=log.max_offset))))
         end_offset = log.max_offset
-        while store.dispatcher.dispatch(log.max_offset):
-            pass
+        dispatch_to_end(store.dispatcher, log)
         assert store.dispatcher.position == end_offset
         assert (store.syncs.queue_sync() or (lambda: None))() is None
         look_at_all(store, found)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.descriptors import close_after_test, resources_closed
@@ -474,6 +474,7 @@ STEPS = st.one_of(
 )
 
 
+@example(steps=[("put", 10), ("put", 10), ("cut", 0.6875), ("dispatch", 3)])  # the log ends with a blank
 @given(steps=st.lists(STEPS, min_size=3, max_size=14))
 def test_after_any_history_of_puts_cuts_and_stops_the_store_is_as_one_built_from_its_log(
     tmp_path_factory, steps

@@ -14,6 +14,7 @@ from attrs import frozen
 from tests.descriptors import resources_closed
 from tests.store.support import log_bytes, message, offsets_of, open_store
 from trioha.store.dispatch_settings import DispatchSettings
+from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.entry_queue import Entry
 from trioha.store.epochs import EpochEntry
 from trioha.store.message_store import MessageStore
@@ -64,8 +65,8 @@ def put(store: MessageStore, number: int) -> int:
 
 
 def dispatch(store: MessageStore) -> None:
-    while store.dispatcher.position < store.commit_log.max_offset:
-        assert store.dispatcher.dispatch(store.commit_log.max_offset)
+    dispatch_to_end(store.dispatcher, store.commit_log)
+    assert store.dispatcher.position == store.commit_log.max_offset
 
 
 def contents(store: MessageStore) -> Contents:

@@ -19,7 +19,9 @@ so none of them outlives the demo, however it ends.
 from __future__ import annotations
 
 import json
+import random
 import shlex
+import socket
 import subprocess
 import sys
 import termios
@@ -70,6 +72,10 @@ SETTINGS: Final = {
 MASTER_SETTINGS: Final = {"brokerRole": "SYNC_MASTER", "brokerId": "0", "listenPort": "0"}
 # Its port for slaves of its own is any: the one after its listenPort may be taken when it starts again.
 SLAVE_SETTINGS: Final = {"brokerRole": "SLAVE", "brokerId": "1", "haListenPort": "0"}
+
+PORTS_TO_COME_BACK_TO: Final = range(12_000, 32_000)
+"""Below those that systems give to outgoing connections, and for port 0: while a node on one of these is
+away, no connection gets its port."""
 
 CHECKS: Final = 13
 """Of a demo that runs to its end."""
@@ -194,6 +200,18 @@ class _Node:
     session: Path
 
 
+def port_to_come_back_to() -> int:
+    """A listenPort that is free, as its VIP port is, and should be so when a node starts there again."""
+    host = SETTINGS["trioha.bindAddress"]
+    for port in random.sample(PORTS_TO_COME_BACK_TO, k=100):
+        with suppress(OSError), socket.socket() as clients, socket.socket() as vip:
+            clients.bind((host, port))
+            vip.bind((host, port - 2))
+            return port
+    tried = PORTS_TO_COME_BACK_TO
+    raise TriohaError(f"none of 100 ports between {tried.start} and {tried.stop} is free on {host}")
+
+
 def _store(plan: Plan, name: str) -> Path:
     return plan.folder / name / "store"
 
@@ -291,10 +309,12 @@ async def _replicate(
         _node(plan, demo_run, death_pipe, "master", **MASTER_SETTINGS, namesrvAddr=name_server) as master,
         AsyncExitStack() as slaves,
     ):
-        settings = SLAVE_SETTINGS | {"haMasterAddress": master.ha, "namesrvAddr": name_server}
-        slave = await slaves.enter_async_context(
-            _node(plan, demo_run, death_pipe, "slave", **settings, listenPort="0")
-        )
+        settings = SLAVE_SETTINGS | {
+            "haMasterAddress": master.ha,
+            "namesrvAddr": name_server,
+            "listenPort": str(port_to_come_back_to()),
+        }
+        slave = await slaves.enter_async_context(_node(plan, demo_run, death_pipe, "slave", **settings))
         ledger = demo_run.clients
         async with _monitor(plan, demo_run, death_pipe, master, slave):
             await _caught_up(master, slave, log=demo_run.log)
@@ -345,9 +365,7 @@ async def _put_and_break(
         demo_run.log("slave killed with SIGKILL")
         await trio.sleep(plan.pace.away_s)
         # On its old port, so that the monitor finds it again.
-        slave = await slaves.enter_async_context(
-            _node(plan, demo_run, death_pipe, "slave", **settings, listenPort=str(slave.listen.port))
-        )
+        slave = await slaves.enter_async_context(_node(plan, demo_run, death_pipe, "slave", **settings))
     check_puts(demo_run, DURING, load.result())
     status, _ = await _caught_up(master, slave, log=demo_run.log)
     demo_run.check(

@@ -31,6 +31,7 @@ from trioha.remoting.command import BadRequestError, RemotingCommand, request, r
 from trioha.remoting.connections import Connections
 from trioha.remoting.pop_handle import HANDLE, PopHandle, PopSource
 from trioha.remoting.serving import PendingAnswer, WaitingAnswer
+from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.message_properties import encode_properties, parse_properties
 from trioha.store.messages import AppendResult
 from trioha.store.record import decode_record
@@ -179,8 +180,7 @@ class Popping:
             await self.log.appended.reached(self.store.dispatcher.position + 1)
 
     def dispatch(self):
-        while self.store.dispatcher.dispatch(self.log.max_offset):
-            pass
+        dispatch_to_end(self.store.dispatcher, self.log)
 
     def stop(self):
         """End as a stop does: the next broker on the folder goes on where this one was."""
