@@ -32,16 +32,17 @@ class MemoryTransport(trio.abc.HalfCloseableStream):
         await trio.lowlevel.checkpoint()
 
     def receive_now(self, max_bytes: int) -> bytes | None:
+        data = self.peek_now(max_bytes)
+        if data:
+            del self._incoming.data[: len(data)]
+            self._incoming.note_change()
+        return data
+
+    def peek_now(self, max_bytes: int) -> bytes | None:
         incoming = self._incoming
         if incoming.data:
-            data = bytes(incoming.data[:max_bytes])
-            del incoming.data[:max_bytes]
-            incoming.note_change()
-            return data
+            return bytes(incoming.data[:max_bytes])
         return b"" if incoming.is_ended else None
-
-    def peek(self, max_bytes: int) -> bytes:
-        return bytes(self._incoming.data[:max_bytes])
 
     async def wait_readable(self) -> None:
         while not self._incoming.data and not self._incoming.is_ended:

@@ -39,6 +39,10 @@ class DirectStream(Protocol):
         """Received bytes, at most `max_bytes`; b"" at the end of the stream, None if none have arrived."""
         ...
 
+    def peek_now(self, max_bytes: int) -> bytes | None:
+        """As `receive_now`, without consuming them."""
+        ...
+
     async def wait_readable(self) -> None:
         """Return when bytes, the end of the stream or an error have arrived."""
         ...
@@ -147,23 +151,19 @@ class SocketTransport(trio.abc.HalfCloseableStream):
 
     def receive_now(self, max_bytes: int) -> bytes | None:
         """Received bytes, at most `max_bytes`; b"" at the end of the stream, None if none have arrived."""
+        return self._receive_now(max_bytes, 0)
+
+    def peek_now(self, max_bytes: int) -> bytes | None:
+        """As `receive_now`, without consuming them."""
+        return self._receive_now(max_bytes, socket.MSG_PEEK)
+
+    def _receive_now(self, max_bytes: int, flags: int) -> bytes | None:
         try:
-            return self._socket.recv(max_bytes)
+            return self._socket.recv(max_bytes, flags)
         except (BlockingIOError, InterruptedError):
             return None
         except OSError as error:
             raise self._translated(error) from error
-
-    def peek(self, max_bytes: int) -> bytes:
-        """Received bytes, without consuming them; b"" if there are none, or after an error.
-
-        `trioha.remoting.opening` tells connections with TLS from those without by it.
-        """
-        try:
-            return self._socket.recv(max_bytes, socket.MSG_PEEK)
-        except OSError:
-            # Nothing yet, or an error that the next receive reports.
-            return b""
 
     async def receive_into(self, buffer: memoryview) -> int:
         """Receive some bytes into the start of `buffer`; returns how many, 0 at the end of the stream."""

@@ -166,7 +166,8 @@ class ClientMemory:
         for account in sorted(frames, key=lambda one: one.read_since_s):
             if missing_bytes <= 0 or account.read_since_s > slow_since_s:
                 return
-            if account not in self._waiting and not account.is_given_up:
+            holds_much = account.held_bytes > self.share_bytes
+            if holds_much and account not in self._waiting and not account.is_given_up:
                 missing_bytes -= account.held_bytes
                 account.is_given_up = True
                 account.give_up()

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import ssl
 from contextlib import suppress
-from typing import Protocol, runtime_checkable
 
 import trio
 
 from trioha.net.tls import ServerTls, TlsTransport
+from trioha.net.transport import DirectStream
 from trioha.remoting.closures import ClosureLog
 from trioha.remoting.serving import Peer, ServerLimits, ServerStatistics
 from trioha.remoting.wrong_port import UNEXPECTED_MESSAGE
@@ -22,19 +22,6 @@ from trioha.remoting.wrong_port import UNEXPECTED_MESSAGE
 TLS_HANDSHAKE = b"\x16"
 UNREAD_BYTES_MAX = 64 * 1024
 """Bytes of a request without TLS that are read before the connection is closed."""
-
-
-@runtime_checkable
-class PeekableStream(Protocol):
-    """A stream whose received bytes can be looked at."""
-
-    async def wait_readable(self) -> None:
-        """Return when bytes, the end of the stream or an error have arrived."""
-        ...
-
-    def peek(self, max_bytes: int) -> bytes:
-        """Received bytes, without consuming them; b"" if there are none, or after an error."""
-        ...
 
 
 async def open_stream(
@@ -47,17 +34,18 @@ async def open_stream(
     closures: ClosureLog,
 ) -> trio.abc.Stream | None:
     """The stream of requests of an accepted connection; None if it must be closed, which is counted."""
-    assert isinstance(stream, PeekableStream), "a socket"
+    assert isinstance(stream, DirectStream), "a socket"
+    first: bytes | None = None
     try:
         with trio.move_on_after(limits.idle_timeout_s) as waiting:
-            await stream.wait_readable()
+            while (first := stream.peek_now(1)) is None:
+                await stream.wait_readable()
     except trio.BrokenResourceError:
         counters.broken_connections += 1
         return None
     if waiting.cancelled_caught:
         counters.idle_closes += 1
         return None
-    first = stream.peek(1)
     if first == TLS_HANDSHAKE:
         return await _handshake(stream, peer, tls=tls, counters=counters, closures=closures)
     if tls.is_required:
@@ -78,7 +66,7 @@ async def _send_alert(stream: trio.abc.Stream, *, timeout_s: float) -> None:
 
 
 async def _handshake(
-    stream: PeekableStream, peer: Peer, *, tls: ServerTls, counters: ServerStatistics, closures: ClosureLog
+    stream: trio.abc.Stream, peer: Peer, *, tls: ServerTls, counters: ServerStatistics, closures: ClosureLog
 ) -> trio.abc.Stream | None:
     assert isinstance(stream, trio.abc.HalfCloseableStream), "a socket"
     transport = TlsTransport(stream, tls.context)

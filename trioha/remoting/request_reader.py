@@ -55,7 +55,13 @@ class RequestReader:
         while True:
             allowed_bytes = account.readable_bytes(wanted_bytes)
             if not allowed_bytes:
-                await self.paused(account.wait_to_read())
+                # The end of the stream needs no room: what a peer waits for that has gone may hold it.
+                if (arrived := direct.peek_now(1)) == b"":
+                    return b""
+                if arrived is None:
+                    await direct.wait_readable()
+                else:
+                    await self.paused(account.wait_to_read())
                 continue
             try:
                 received = direct.receive_now(allowed_bytes)
