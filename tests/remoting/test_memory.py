@@ -22,9 +22,10 @@ from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import request, response_to
 from trioha.remoting.connections import Connections
-from trioha.remoting.in_flight import REQUEST_BYTES
+from trioha.remoting.in_flight import HEADER_FACTOR, KEPT_BYTES, REQUEST_BYTES, WAITING_BYTES
 from trioha.remoting.memory import bytes_max_for
 from trioha.remoting.server import RemotingServer, ServerLimits
+from trioha.remoting.serving import WaitingAnswer
 from trioha.remoting.system_memory import (
     HEADROOM_BYTES,
     can_allocate,
@@ -51,7 +52,7 @@ async def serving(handler=acknowledge, limits=LIMITS):
             yield server
             nursery.cancel_scope.cancel()
     statistics = server.statistics
-    assert statistics.held_bytes == 0
+    assert statistics.held_bytes == server.connections.memory.aside_bytes == 0
     assert statistics.largest_held_bytes <= limits.total_bytes_max
     assert statistics.bugs == 0
 
@@ -473,6 +474,62 @@ async def test_what_a_peer_waits_for_ends_with_its_connection_though_there_is_no
         assert (server.statistics.memory_waits, server.statistics.connections_open) == (1, 1)
         await trio.sleep(300)
         assert (server.statistics.requests, server.statistics.connections_open) == (before + 400, 0)
+
+
+class Poll(WaitingAnswer):
+    """Waits until it is woken."""
+
+    def __init__(self, asked):
+        super().__init__()
+        self._asked = asked
+
+    def answer(self):
+        return response_to(self._asked, 0)
+
+
+async def test_requests_that_wait_take_no_room_from_others_until_there_are_too_many(autojump_clock):
+    polls: list[Poll] = []
+
+    def handle(asked, peer):
+        if asked.code == 310:
+            return response_to(asked, 0)
+        polls.append(Poll(asked))
+        return polls[-1]
+
+    async with serving(handle) as server:
+        memory, waiting = server.connections.memory, server.connect(capacity_bytes=TOTAL_BYTES_MAX)
+        poll = encode(request(11, ext_fields={"subscription": 300 * "x"}))
+        # Its length and that of its header count once, each byte of the header fourfold.
+        one_bytes = WAITING_BYTES + HEADER_FACTOR * (len(poll) - 8) + 8
+        for _ in range(TOTAL_BYTES_MAX // one_bytes // 100 + 1):
+            await waiting.send_all(poll * 100)
+            await trio.testing.wait_all_tasks_blocked()
+        # Those that are not set aside cost what other requests do.
+        aside, more = TOTAL_BYTES_MAX // one_bytes, len(polls) - TOTAL_BYTES_MAX // one_bytes
+        assert memory.aside_bytes == aside * one_bytes
+        assert memory.held_bytes == aside * KEPT_BYTES + more * (one_bytes - WAITING_BYTES + REQUEST_BYTES)
+        assert 0 < more <= 100
+        # A large frame gets its memory.
+        other = server.connect()
+        async with trio.open_nursery() as peers:
+            peers.start_soon(other.send_all, LARGE)
+            assert (await read_command(other)).opaque == 7
+        assert server.statistics.memory_waits == 0
+        for waiting_one in polls:
+            waiting_one.wake()
+        decoder, answers = FrameDecoder(), 0
+        while answers < len(polls):
+            decoder.feed(await waiting.receive_some())
+            while decoder.next_command() is not None:
+                answers += 1
+        await trio.testing.wait_all_tasks_blocked()
+        assert (memory.aside_bytes, memory.held_bytes) == (0, 0)
+        # A connection that ends takes its own with it.
+        await waiting.send_all(poll * 100)
+        await trio.testing.wait_all_tasks_blocked()
+        assert memory.aside_bytes > 100 * WAITING_BYTES
+        await waiting.aclose()
+        await trio.testing.wait_all_tasks_blocked()
 
 
 @pytest.mark.sized

@@ -17,11 +17,15 @@ nothing more until it can. So frames never wait for each other half-read. Before
 beyond the share leaves room for the longest frame (`read_ahead_kept_bytes`): what connections hold of frames
 that wait cannot keep all of them from being reserved.
 
+What waits for something that may never come, as pulls at the ends of queues do, is set aside: it is counted
+by itself, up to `bytes_max` again, and takes no room from what comes and goes. What does not fit there is
+held as all else.
+
 Requests free their memory at their own deadlines, answers when they are written or the connection is closed
 at the send timeout, unfinished frames at the frame timeout. That is too late where frames are all that holds
-the memory: when a connection has waited for room for `room_timeout_s`, connections whose frame was read for
-as long are closed, and counted, the oldest frame first, until there is room for the waiting one. A frame that
-makes progress while the memory has room is never ended here.
+the memory: when a connection has waited for room for `room_timeout_s`, connections that hold more than their
+share and whose frame was read for as long are closed, and counted, the oldest frame first, until there is
+room for the waiting one. A frame that makes progress while the memory has room is never ended here.
 
 The system may have less memory than `bytes_max`. Unfinished frames leave `HEADROOM_BYTES` of it for all
 else: before a connection continues to read one, `keep_headroom` closes connections, the one with the largest
@@ -83,6 +87,8 @@ class ClientMemory:
         """Sum of all accounts. Invariant: never more than `bytes_max`."""
         self.largest_held_bytes = 0
         """Largest value of `held_bytes` so far."""
+        self.aside_bytes = 0
+        """What all accounts have set aside. Invariant: never more than `bytes_max`."""
         self.waits = 0
         """How often a connection had to wait for room."""
         self._room_timeout_s = room_timeout_s
@@ -187,6 +193,7 @@ class MemoryAccount:
 
     __slots__ = (
         "_memory",
+        "aside_bytes",
         "closed",
         "frame_bytes",
         "give_up",
@@ -205,7 +212,9 @@ class MemoryAccount:
         self.closed = trio.Event()
         """Set by `close`."""
         self.held_bytes = 0
-        """All bytes of the connection. Changed by `change` only."""
+        """All bytes of the connection but those set aside. Changed by `change` only."""
+        self.aside_bytes = 0
+        """Bytes of the connection that are set aside. Changed by `set_aside` and `end_aside`."""
         self.unfinished_bytes = 0
         """Part of `held_bytes`: the received bytes of an unfinished frame."""
         self.frame_bytes = 0
@@ -251,6 +260,20 @@ class MemoryAccount:
                 memory._freed(self)
         elif memory.held_bytes > memory.largest_held_bytes:
             memory.largest_held_bytes = memory.held_bytes
+
+    def set_aside(self, by_bytes: int) -> bool:
+        """Count so many more bytes as set aside; False if there is no room."""
+        memory = self._memory
+        if memory.aside_bytes + by_bytes > memory.bytes_max:
+            return False
+        self.aside_bytes += by_bytes
+        memory.aside_bytes += by_bytes
+        return True
+
+    def end_aside(self, by_bytes: int) -> None:
+        """So many bytes are set aside no more."""
+        self.aside_bytes -= by_bytes
+        self._memory.aside_bytes -= by_bytes
 
     def readable_bytes(self, wanted_bytes: int) -> int:
         """Bytes that may be received now, at most `wanted_bytes`; 0 if the connection must wait.
@@ -316,6 +339,7 @@ class MemoryAccount:
         self.closed.set()
         self.unfinished_bytes = self.frame_bytes = self.reserved_bytes = 0
         self._memory._close(self)
+        self.end_aside(self.aside_bytes)
         self.change(-self.held_bytes)
 
     def _needed_bytes(self, more_bytes: int, *, kept_bytes: int = 0) -> int:

@@ -24,7 +24,7 @@ from trioha.net.error_boundary import ErrorBoundary
 from trioha.remoting.codec import FrameDecoder, SendRun, encode_head, opaques_of
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
-from trioha.remoting.in_flight import HEADER_FACTOR, REQUEST_BYTES, InFlight
+from trioha.remoting.in_flight import HEADER_FACTOR, KEPT_BYTES, REQUEST_BYTES, InFlight
 from trioha.remoting.memory import MemoryAccount
 from trioha.remoting.serving import (
     AckHandler,
@@ -53,6 +53,8 @@ class Wait:
     cost_bytes: int
     """Memory that it holds until then."""
     answer: PendingAnswer | WaitingAnswer | Awaitable[RemotingCommand | None]
+    aside_bytes: int = 0
+    """Memory that is set aside for it."""
 
 
 @define(eq=False)
@@ -154,7 +156,8 @@ class RequestHandling:
         if answer is None or isinstance(answer, RemotingCommand):
             self._answer(command, cost_bytes, answer)
         else:
-            self.waits.append(Wait(command, cost_bytes, answer))
+            aside_bytes = self._in_flight.set_aside(cost_bytes) if isinstance(answer, WaitingAnswer) else 0
+            self.waits.append(Wait(command, KEPT_BYTES if aside_bytes else cost_bytes, answer, aside_bytes))
 
     def _answer_pull(self, handler: PullHandler) -> bool:
         """Answer the pull that comes next, if its form is known, and there are messages, and room for them.
@@ -256,6 +259,8 @@ class RequestHandling:
     def done(self, wait: Wait, answer: RemotingCommand | bytes | Exception | None) -> None:
         """What came of a request that waited; an exception is answered as one of its handler."""
         request = wait.request
+        if wait.aside_bytes:
+            self._account.end_aside(wait.aside_bytes)
         if isinstance(request, EncodedSends):
             if isinstance(answer, Exception):
                 answer = self._answers_to_sends(request, answer)

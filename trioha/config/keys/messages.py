@@ -102,7 +102,7 @@ class MessageKeys:
     short_polling_time_mills: int = setting("shortPollingTimeMills", values.integer(low=1), default=1000)
     """Milliseconds that it waits without `long_polling_enable`. RocketMQ default: 1000."""
 
-    long_polls_max: int = setting("trioha.longPollsMax", values.integer(low=1), default=16_384)
+    long_polls_max: int = setting("trioha.longPollsMax", values.integer(low=1), default=50_000)
     """Pulls that wait for messages at a time: one more is answered SYSTEM_BUSY."""
 
     max_transfer_count_on_message_in_memory: int = setting(

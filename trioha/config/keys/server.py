@@ -95,7 +95,8 @@ class ServerKeys:
             lambda self: max(CLIENT_BYTES_MAX, client_bytes_needed(self.frame_bytes_max)), takes_self=True
         ),
     )
-    """Bytes that the node holds for all its clients: requests, whole or not, and answers not yet sent.
+    """Bytes that the node holds for all its clients: requests, whole or not, and answers not yet sent; and as
+    many again for pulls and pops that wait.
 
     The more of it is used, the less a single connection may hold: reading stops first from those that hold
     most. At least six of the longest frames and 64 KiB. Default: 134217728, with which a node's private
