@@ -23,16 +23,19 @@ from bisect import insort
 from operator import attrgetter
 
 import trio
-from attrs import define, field
+from attrs import define
 
 
 @define(eq=False)
-class _Wait:
+class Wait:
     """One task's wait for an offset."""
 
     offset: int
-    event: trio.Event = field(factory=trio.Event)
+    event: trio.Event
+    """Set when it is over."""
     is_reached: bool = False
+    is_over: bool = False
+    """Whether it was reached, or the mark was rewound."""
 
 
 _OFFSET = attrgetter("offset")
@@ -48,7 +51,7 @@ class Watermark:
         """Where the mark is now, in bytes. Changed by the methods only."""
         self.rewinds = 0
         """How often bytes were cut: with another number, an offset is one of other bytes."""
-        self._waits: list[_Wait] = []
+        self._waits: list[Wait] = []
         """By offset, ascending."""
 
     def __repr__(self) -> str:
@@ -70,7 +73,7 @@ class Watermark:
         waits = self._waits
         while waits and waits[0].offset <= offset:
             wait = waits.pop(0)
-            wait.is_reached = True
+            wait.is_reached = wait.is_over = True
             wait.event.set()
 
     def rewind(self, offset: int) -> None:
@@ -83,6 +86,7 @@ class Watermark:
         self.rewinds += 1
         waits, self._waits = self._waits, []
         for wait in waits:
+            wait.is_over = True
             wait.event.set()
 
     def lower(self, offset: int) -> None:
@@ -104,15 +108,31 @@ class Watermark:
         """
         if offset <= self.offset:
             return True
-        wait = _Wait(offset)
-        insort(self._waits, wait, key=_OFFSET)
+        wait = self.watch(offset, trio.Event())
         try:
             await wait.event.wait()
-        except trio.Cancelled:
-            if not wait.event.is_set():
-                self._waits.remove(wait)
-            raise
+        finally:
+            self.unwatch(wait)
         return wait.is_reached
+
+    def watch(self, offset: int, event: trio.Event) -> Wait:
+        """Have `event` set as soon as the mark is at or beyond `offset`, or is rewound.
+
+        For a task that waits for `event` already. End it with `unwatch`.
+        """
+        wait = Wait(offset, event)
+        if offset <= self.offset:
+            wait.is_reached = wait.is_over = True
+            event.set()
+        else:
+            insort(self._waits, wait, key=_OFFSET)
+        return wait
+
+    def unwatch(self, wait: Wait) -> None:
+        """Leave the event of `wait` alone from now on."""
+        if not wait.is_over:
+            wait.is_over = True
+            self._waits.remove(wait)
 
 
 class ReplicatedWatermarks:

@@ -235,7 +235,7 @@ async def test_a_run_of_one_way_sends_is_one_append_and_has_no_frames_of_answers
     answers = broker.runs.put(run.sends, run.data, PEER)
     if need:
         broker.acknowledge(broker.log.max_offset)
-        await answers.settled()
+        await answers.commit.settled()
         answers = answers.answer()
     assert answers == b""
     assert len(broker.records()) == 6

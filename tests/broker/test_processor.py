@@ -132,7 +132,7 @@ class Broker:
 
     async def answered(self, answer):
         if isinstance(answer, PendingAnswer):
-            await answer.settled()
+            await answer.commit.settled()
             return answer.answer()
         return answer if isinstance(answer, RemotingCommand) else await answer
 

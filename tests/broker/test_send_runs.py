@@ -149,12 +149,12 @@ async def test_a_run_waits_for_copies_and_each_send_gets_its_own_status(tmp_path
     sends = broker.run(send(opaque=1) + send(opaque=2))
     assert not sends.is_settled(trio.current_time())
     broker.acknowledge(broker.log.max_offset)
-    await sends.settled()
+    await sends.commit.settled()
     assert [(one.code, one.opaque) for one in commands(sends.answer())] == [(0, 1), (0, 2)]
     # Only the first of these is replicated in time.
     sends = broker.run(send(opaque=3) + send(opaque=4))
     broker.acknowledge(broker.records()[-1].physical_offset)
-    await sends.settled()
+    await sends.commit.settled()
     answers = commands(sends.answer())
     assert [(one.code, one.opaque) for one in answers] == [
         (ResponseCode.SUCCESS, 3),

@@ -54,6 +54,18 @@ def test_a_poll_ends_where_another_process_wants_the_core_and_has_not_paid():
     assert 2000 / CALLS_PER_POLL_MAX <= len(yields) < 60
 
 
+def test_one_core_that_comes_back_late_is_not_the_end_of_polls():
+    now_s = [1.0]
+
+    def let_others_run():
+        now_s[0] += 0.001
+
+    poll = BusyPoll(0.1, clock=lambda: now_s[0], yield_core=let_others_run)
+    poll.until(lambda: False)
+    assert now_s == [1.001]
+    assert sum(attempts_of(poll, 100, one_pays_of=1)) > 90
+
+
 def attempts_of(poll, calls, *, one_pays_of):
     """For each call, whether it polls; one poll in `one_pays_of` pays."""
     attempts, polls = [], 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
@@ -16,6 +17,8 @@ from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codec import FrameDecoder
 from trioha.remoting.command import RemotingCommand, response_to
 from trioha.remoting.server import Handler, Peer, RemotingServer
+from trioha.remoting.serving import PendingAnswer
+from trioha.watermark import Wait, Watermark
 
 PEER_ADDRESS = Address("192.0.2.1", 4711)
 WITHIN_S = 60.0
@@ -25,6 +28,40 @@ WITHIN_S = 60.0
 def echo(asked: RemotingCommand, _peer: Peer) -> RemotingCommand:
     """A handler that sends fields and body back."""
     return response_to(asked, 0, ext_fields=asked.ext_fields, body=asked.body)
+
+
+def failing() -> RemotingCommand:
+    """The answer of a handler with a bug."""
+    raise RuntimeError("planted")
+
+
+class Later(PendingAnswer):
+    """An answer that may be given once the test says so."""
+
+    marks: Hashable = None
+
+    def __init__(self, answer: Callable[[], RemotingCommand | bytes], marks: Hashable = None) -> None:
+        self._answer = answer
+        self._mark = Watermark()
+        self._wait: Wait | None = None
+        self.marks = marks
+
+    def give(self) -> None:
+        self._mark.advance(1)
+
+    def watch(self, event: trio.Event, now_s: float) -> float:
+        self._wait = self._mark.watch(1, event)
+        return math.inf
+
+    def unwatch(self) -> None:
+        if self._wait is not None:
+            self._mark.unwatch(self._wait)
+
+    def is_settled(self, now_s: float) -> bool:
+        return self._mark.offset > 0
+
+    def answer(self) -> RemotingCommand | bytes:
+        return self._answer()
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import trio
 import trio.testing
 from attrs import define, field
 
-from tests.remoting.serving import WITHIN_S, read_command, served_stream
+from tests.remoting.serving import WITHIN_S, Later, failing, read_command, served_stream
 from tests.remoting.test_send_runs import send
 from tests.waiting import until
 from trioha.remoting.codec import FrameDecoder, encode, opaques_of
@@ -16,38 +16,9 @@ from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import RemotingCommand, request, response_to
 from trioha.remoting.connections import Connections
 from trioha.remoting.server import RemotingServer, ServerLimits
-from trioha.remoting.serving import PendingAnswer
 
 BY_ITSELF = 77
 """Code of the answers to sends that came to the handler of requests."""
-
-
-class Later(PendingAnswer):
-    """Answers that a test gives."""
-
-    def __init__(self, frames, marks):
-        """`frames` None: they fail."""
-        self.frames = frames
-        self.given = trio.Event()
-        self._marks = marks
-
-    @property
-    def marks(self):
-        return self._marks
-
-    def give(self):
-        self.given.set()
-
-    async def settled(self):
-        await self.given.wait()
-
-    def is_settled(self, now_s):
-        return self.given.is_set()
-
-    def answer(self):
-        if self.frames is None:
-            raise RuntimeError("planted")
-        return self.frames
 
 
 @define
@@ -73,7 +44,7 @@ class Runs:
         if self.way == "now":
             return frames
         marks = None if self.wait_for_the_same else len(self.later)
-        self.later.append(Later(None if self.way == "fail later" else frames, marks))
+        self.later.append(Later(failing if self.way == "fail later" else lambda: frames, marks))
         return self.later[-1]
 
 

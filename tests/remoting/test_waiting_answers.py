@@ -5,7 +5,7 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from tests.remoting.serving import connected, opaques, read_command, reset, served_stream, serving
+from tests.remoting.serving import Later, connected, opaques, read_command, reset, served_stream, serving
 from tests.remoting.streams import transport_pair
 from tests.waiting import until
 from trioha.net.transport import SocketTransport
@@ -15,26 +15,7 @@ from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, request, response_to
 from trioha.remoting.connections import Connections
 from trioha.remoting.server import RemotingServer, ServerLimits
-from trioha.remoting.serving import PendingAnswer, WaitingAnswer
-
-
-class Stored(PendingAnswer):
-    """Comes when the test sets its event."""
-
-    marks = "disk"
-
-    def __init__(self, asked):
-        self.asked = asked
-        self.event = trio.Event()
-
-    async def settled(self):
-        await self.event.wait()
-
-    def is_settled(self, now_s):
-        return self.event.is_set()
-
-    def answer(self):
-        return response_to(self.asked, 0, body=b"stored")
+from trioha.remoting.serving import WaitingAnswer
 
 
 class Answer(WaitingAnswer):
@@ -135,13 +116,13 @@ async def test_answers_that_come_together_are_sent_together(sends):
 
 
 async def test_what_an_answer_has_stored_is_waited_for_and_others_are_answered_meanwhile():
-    stored: list[Stored] = []
+    stored: list[Later] = []
 
     class Storing(Answer):
         def answer(self):
             if not self.has_come or self.asked.body != b"1":
                 return super().answer()
-            stored.append(Stored(self.asked))
+            stored.append(Later(lambda: response_to(self.asked, 0, body=b"stored"), "disk"))
             return stored[-1]
 
     answers = []
@@ -157,7 +138,7 @@ async def test_what_an_answer_has_stored_is_waited_for_and_others_are_answered_m
         for answer in answers:
             answer.come()
         assert await opaques(stream, decoder, 1) == [2]
-        stored[0].event.set()
+        stored[0].give()
         answer = await read_command(stream, decoder)
         assert (answer.opaque, answer.body) == (1, b"stored")
     assert server.statistics.held_bytes == 0

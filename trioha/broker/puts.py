@@ -74,9 +74,13 @@ class PutAnswer(PendingAnswer, Generic[T]):
         """As `PendingAnswer`."""
         return self.commit.marks
 
-    async def settled(self) -> None:
+    def watch(self, event: trio.Event, now_s: float) -> float:
         """As `PendingAnswer`."""
-        await self.commit.settled()
+        return self.commit.watch(event, now_s)
+
+    def unwatch(self) -> None:
+        """As `PendingAnswer`."""
+        self.commit.unwatch()
 
     def is_settled(self, now_s: float) -> bool:
         """As `PendingAnswer`."""

@@ -327,7 +327,7 @@ async def _when_kept(
     answer: RemotingCommand | PutAnswer[RemotingCommand], *, written: Watermark, change: int
 ) -> RemotingCommand:
     if not isinstance(answer, RemotingCommand):
-        await answer.settled()
+        await answer.commit.settled()
         answer = answer.answer()
     await written.reached(change)
     return answer

@@ -28,7 +28,7 @@ from trioha.ha.replicas import Replicas
 from trioha.recording.events import EventSink, Kind, NoSink
 from trioha.store.messages import AppendResult
 from trioha.store.put_status import PutStatus
-from trioha.watermark import Watermark
+from trioha.watermark import Wait, Watermark
 
 # Plain numbers: looking up a member of an enum costs more than an `emit` that ignores it.
 _WAIT_END = int(Kind.WAIT_END)
@@ -87,7 +87,8 @@ class Stage:
     """On trio's clock."""
     rewinds: int
     """Of the mark, when the wait began."""
-    is_reached: bool = False
+    wait: Wait | None = None
+    """The last one at the mark."""
 
     @classmethod
     def begin(cls, mark: Watermark, end_offset: int, deadline_s: float) -> Stage:
@@ -96,24 +97,29 @@ class Stage:
 
     def offset(self) -> int:
         """Puts that end at or before it have what they wait for; 0 after a cut."""
-        if self.is_reached:
+        if self.wait is not None and self.wait.is_reached:
             return self.end_offset
         return self.mark.offset if self.mark.rewinds == self.rewinds else 0
 
     def is_settled(self, now_s: float) -> bool:
         """Whether the end is reached, or will not be: in time, or at all after a cut."""
+        mark = self.mark
         return (
-            self.is_reached
-            or self.mark.offset >= self.end_offset
-            or self.mark.rewinds != self.rewinds
+            mark.offset >= self.end_offset
+            or mark.rewinds != self.rewinds
             or now_s >= self.deadline_s
+            or (self.wait is not None and self.wait.is_reached)
         )
 
-    async def settled(self) -> None:
-        """Return when `is_settled`."""
-        if not self.is_settled(trio.current_time()):
-            with trio.move_on_at(self.deadline_s):
-                self.is_reached = await self.mark.reached(self.end_offset)
+    def watch(self, event: trio.Event) -> None:
+        """Have `event` set when it may be settled before its deadline."""
+        self.unwatch()
+        self.wait = self.mark.watch(self.end_offset, event)
+
+    def unwatch(self) -> None:
+        """Leave the event alone from now on."""
+        if self.wait is not None:
+            self.mark.unwatch(self.wait)
 
 
 @define(eq=False)
@@ -140,12 +146,33 @@ class Commit:
             self.disk is None or self.disk.is_settled(now_s)
         )
 
+    def watch(self, event: trio.Event, now_s: float) -> float:
+        """Have `event` set when its puts may be answered, or wait for their next stage. Call `unwatch` then.
+
+        Returns when that will be the case at the latest, on trio's clock.
+        """
+        for stage in (self.copies, self.disk):
+            if stage is not None and not stage.is_settled(now_s):
+                stage.watch(event)
+                return stage.deadline_s
+        event.set()
+        return now_s
+
+    def unwatch(self) -> None:
+        """Leave the event alone from now on."""
+        for stage in (self.copies, self.disk):
+            if stage is not None:
+                stage.unwatch()
+
     async def settled(self) -> None:
         """Wait until its puts may be answered: on a `trio.Event` for each stage."""
-        if self.copies is not None:
-            await self.copies.settled()
-        if self.disk is not None:
-            await self.disk.settled()
+        while not self.is_settled(now_s := trio.current_time()):
+            event = trio.Event()
+            try:
+                with trio.move_on_at(self.watch(event, now_s)):
+                    await event.wait()
+            finally:
+                self.unwatch()
 
     def statuses(self, *, is_over: bool) -> list[PutStatus] | None:
         """The status of each put now; None if all are PUT_OK. `is_over`: no copies count."""

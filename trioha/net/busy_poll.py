@@ -19,8 +19,8 @@ does not poll makes the polls of the other side fail: so polls go on while most 
 
 Between two looks the thread yields its core. If it comes back late, others have waited for the core, the
 peer maybe among them, or for the interpreter, as threads of this node do: the poll ends there, and has not
-paid, whatever has come meanwhile; the next ones are as rare as can be. So a node does not poll where
-processes outnumber cores.
+paid, whatever has come meanwhile; the next ones are half as many. So a node does not poll where processes
+outnumber cores, and one late return is not the end of polls.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class BusyPoll(trio.abc.Instrument):
             self._yield_core()
             began_s, now_s = now_s, clock()
             if now_s - began_s > YIELD_S_MAX:
-                self._share = 0.0
+                self._share /= 2
                 break
         self._note(pays=pays)
 

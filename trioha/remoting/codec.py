@@ -204,6 +204,11 @@ class FrameDecoder:
         return len(self._data) - self._at + len(self._rest)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no bytes are buffered, and none were refused."""
+        return self._at == len(self._data) and not self._rest and self._error is None
+
+    @property
     def wanted_bytes(self) -> int:
         """Size of the unfinished frame if its length field is complete, else that of the length field."""
         return self._wanted_bytes

@@ -108,6 +108,8 @@ class RequestHandling:
         is not a frame within the limits.
         """
         if self.blocked is None and not self._plain:
+            if self._decoder.is_empty:
+                return 0
             if self._pulls is not None and self._answer_pull(self._pulls):
                 return 1
             if self._runs is not None and (sends := self._handle_run(self._runs, requests_max)):

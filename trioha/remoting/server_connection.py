@@ -86,12 +86,32 @@ LINGER_S: Final = 0.5
 
 @define(eq=False)
 class _Lane:
-    """Sends that wait for the same marks: the first one is settled first. Each lane has a task."""
+    """Sends that wait for the same marks: the first one is settled first. Each lane has a task.
+
+    The task sleeps until the first one is settled, or its deadline. Who puts the first send into an empty
+    lane watches it, so that the task does not wake up for that.
+    """
 
     marks: Hashable
     sends: deque[tuple[Wait, PendingAnswer]] = field(factory=deque)
     """Oldest first."""
-    filled: trio.Event = field(factory=trio.Event)
+    woken: trio.Event = field(factory=trio.Event)
+    due_s: float = math.inf
+    """Deadline of the first one."""
+    alarm: trio.CancelScope = field(factory=trio.CancelScope)
+    """Cancelled at `due_s`, or at the deadline of one before: moving a deadline costs as much as a wait."""
+
+    def add(self, wait: Wait, answer: PendingAnswer) -> None:
+        """One more, after all others."""
+        self.sends.append((wait, answer))
+        if len(self.sends) == 1:
+            self.watch(trio.current_time())
+
+    def watch(self, now_s: float) -> None:
+        """Have the task woken for the first one."""
+        self.due_s = self.sends[0][1].watch(self.woken, now_s)
+        if self.due_s < self.alarm.deadline:
+            self.alarm.deadline = self.due_s
 
 
 class ServerConnection:
@@ -313,34 +333,46 @@ class ServerConnection:
         lane = self._lanes.get(answer.marks)
         if lane is None:
             for idle in self._lanes.values():
-                idle.filled.set()
+                idle.woken.set()
             lane = self._lanes[answer.marks] = _Lane(answer.marks)
             tasks.start_soon(self._answer_sends, lane)
-        lane.sends.append((wait, answer))
-        lane.filled.set()
+        lane.add(wait, answer)
 
     async def _answer_sends(self, lane: _Lane) -> None:
         """Wait for the oldest of the sends, and answer all that are settled then.
 
         With none left it waits for the next one, unless sends wait for something else now.
         """
-        sends = lane.sends
-        while sends or lane is next(reversed(self._lanes.values())):
-            if not sends:
-                lane.filled = trio.Event()
-                await lane.filled.wait()
-                continue
-            await sends[0][1].settled()
-            now_s = trio.current_time()
-            while sends and sends[0][1].is_settled(now_s):
-                wait, pending = sends.popleft()
-                try:
-                    answer: RemotingCommand | bytes | Exception = pending.answer()
-                except Exception as error:  # noqa: BLE001 - a handler's bug must not end the connection
-                    answer = error
-                self._done(wait, answer)
-            self._send_or_end()
-        del self._lanes[lane.marks]
+        try:
+            while self._goes_on(lane):
+                with lane.alarm:
+                    while self._goes_on(lane):
+                        await lane.woken.wait()
+                        lane.woken = trio.Event()
+                        self._answer_settled(lane)
+                lane.alarm = trio.CancelScope()
+                self._answer_settled(lane)
+            del self._lanes[lane.marks]
+        finally:
+            if lane.sends:
+                lane.sends[0][1].unwatch()
+
+    def _goes_on(self, lane: _Lane) -> bool:
+        return bool(lane.sends) or lane is next(reversed(self._lanes.values()))
+
+    def _answer_settled(self, lane: _Lane) -> None:
+        sends, now_s = lane.sends, trio.current_time()
+        while sends and sends[0][1].is_settled(now_s):
+            wait, pending = sends.popleft()
+            pending.unwatch()
+            try:
+                answer: RemotingCommand | bytes | Exception = pending.answer()
+            except Exception as error:  # noqa: BLE001 - a handler's bug must not end the connection
+                answer = error
+            self._done(wait, answer)
+        if sends:
+            lane.watch(now_s)
+        self._send_or_end()
 
     async def _answer_waiting(self, woken: WokenAnswers, tasks: trio.Nursery) -> None:
         """Answer the requests that wait for something, when they are woken."""

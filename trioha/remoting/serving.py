@@ -77,8 +77,15 @@ class PendingAnswer(ABC):
         settled first."""
 
     @abstractmethod
-    async def settled(self) -> None:
-        """Wait until it may be given."""
+    def watch(self, event: trio.Event, now_s: float) -> float:
+        """Have `event` set when it may be given, or `watch` has to be called again. Call `unwatch` then.
+
+        Returns when that will be the case at the latest, on trio's clock.
+        """
+
+    @abstractmethod
+    def unwatch(self) -> None:
+        """Leave the event alone from now on."""
 
     @abstractmethod
     def is_settled(self, now_s: float) -> bool:

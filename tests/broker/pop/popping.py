@@ -230,7 +230,7 @@ class Popping:
             if isinstance(answer, AwaitedAnswer):
                 answer = await answer
             if isinstance(answer, PendingAnswer):
-                await answer.settled()
+                await answer.commit.settled()
                 answer = answer.answer()
         except BadRequestError as error:
             return RemotingCommand(error.code, 7, 1, error.reason)
