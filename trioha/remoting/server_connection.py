@@ -110,7 +110,7 @@ class _Lane:
     def watch(self, now_s: float) -> None:
         """Have the task woken for the first one."""
         self.due_s = self.sends[0][1].watch(self.woken, now_s)
-        if self.due_s < self.alarm.deadline:
+        if self.due_s < self.alarm.deadline:  # noqa: PLR1730 - setting it costs the same if it is as before
             self.alarm.deadline = self.due_s
 
 
