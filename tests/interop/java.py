@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from ipaddress import ip_address
@@ -323,9 +323,13 @@ class JavaDriver:
         prefix: str = "m",
         delay_level: int = 0,
         batch: int = 0,
+        brokers: Sequence[str] = (),
         compression: str | None = None,
     ) -> list[Sent]:
         """Send messages with a DefaultMQProducer, bodies `prefix` and a number, keys `key` and the number.
+
+        Each in turn goes to one of `brokers`, by name. Without them the client chooses: of a topic that its
+        first send makes, it may then know of the broker of that one only.
 
         With `batch`, so many messages are sent together. `compression` of bodies of 4 KiB and more: LZ4, ZSTD
         or ZLIB, which only clients of 5.x can choose.
@@ -340,6 +344,7 @@ class JavaDriver:
             prefix=prefix,
             delayLevel=delay_level,
             batch=batch,
+            brokers=list(brokers),
             **({} if compression is None else {"compression": compression}),
         )
         return [Sent(*one) for one in said["results"]]

@@ -100,7 +100,7 @@ def test_status_and_doctor_find_both_pairs_healthy(shared: World) -> None:
 # -- clients ---------------------------------------------------------------------------------------------
 
 
-def test_first_sends_spread_a_topic_over_both_brokers(shared: World) -> None:
+def test_first_sends_make_a_topic_at_both_brokers(shared: World) -> None:
     assert shared.first_sends == {"SEND_OK": FIRST_SENDS}
     offsets = shared.offsets(SHARED)
     assert sum(offsets.values()) >= FIRST_SENDS

@@ -138,7 +138,7 @@ def world(java: JavaDriver, folder: Path) -> Iterator[World]:
                 "a put is on the slave",
                 within_s=120,
             )
-        sent = java.produce(servers["real"], FIRST_SENDS, topic=SHARED, prefix="first")
+        sent = java.produce(servers["real"], FIRST_SENDS, topic=SHARED, prefix="first", brokers=tuple(pairs))
         for address in servers.values():
             wait_for_route(address, SHARED, *pairs)
         yield World(java, pairs, servers, sent)

@@ -1,5 +1,6 @@
 package interop;
 
+import com.alibaba.fastjson.JSONArray;
 import com.alibaba.fastjson.JSONObject;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
@@ -20,6 +21,7 @@ import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
 
 /** RocketMQ's own producers and consumers, found through a name server as an application finds them. */
 final class Clients {
@@ -114,7 +116,6 @@ final class Clients {
         producer.setInstanceName("producer-" + System.nanoTime());
         producer.setSendMsgTimeout(SEND_TIMEOUT_MS);
         producer.setMqClientApiTimeout(API_TIMEOUT_MS);
-        // Its routes stay those of its first send: the next sends of a new topic reach the other brokers, too.
         Security.apply(producer);
         if (request.containsKey("compression")) {
             Rocket.compress(producer, request.getString("compression"));
@@ -129,6 +130,7 @@ final class Clients {
         try {
             List<Object> results = new ArrayList<>();
             int batchSize = request.getIntValue("batch");
+            JSONArray brokers = request.getJSONArray("brokers");
             List<Message> batch = new ArrayList<>();
             for (int i = 0; i < request.getIntValue("count"); i++) {
                 Message message = new Message(request.getString("topic"), request.getString("tags"),
@@ -136,7 +138,7 @@ final class Clients {
                 message.setDelayTimeLevel(request.getIntValue("delayLevel"));
                 batch.add(message);
                 if (batch.size() >= batchSize) {
-                    SendResult result = batchSize > 0 ? producer.send(batch) : producer.send(message);
+                    SendResult result = batchSize > 0 ? producer.send(batch) : send(producer, message, i, brokers);
                     results.add(List.of(result.getSendStatus().name(), batch.size(),
                         result.getMessageQueue().getBrokerName(), result.getMessageQueue().getQueueId(),
                         String.valueOf(result.getOffsetMsgId())));
@@ -147,6 +149,16 @@ final class Clients {
         } finally {
             producer.shutdown();
         }
+    }
+
+    /** To one of the queues that the client chooses from, or to the first queues of these brokers in turn. */
+    private static SendResult send(DefaultMQProducer producer, Message message, int number, JSONArray brokers)
+        throws Exception {
+        if (brokers.isEmpty()) {
+            return producer.send(message);
+        }
+        String broker = brokers.getString(number % brokers.size());
+        return producer.send(message, new MessageQueue(message.getTopic(), broker, 0));
     }
 
     private static Consumer start(JSONObject request) throws Exception {
