@@ -73,9 +73,9 @@ MASTER_SETTINGS: Final = {"brokerRole": "SYNC_MASTER", "brokerId": "0", "listenP
 # Its port for slaves of its own is any: the one after its listenPort may be taken when it starts again.
 SLAVE_SETTINGS: Final = {"brokerRole": "SLAVE", "brokerId": "1", "haListenPort": "0"}
 
-PORTS_TO_COME_BACK_TO: Final = range(12_000, 32_000)
+PORTS_TO_COME_BACK_TO: Final = range(6_100, 12_000)
 """Below those that systems give to outgoing connections, and for port 0: while a node on one of these is
-away, no connection gets its port."""
+away, no connection gets its port. Tests give out those from 12,000 on."""
 
 CHECKS: Final = 13
 """Of a demo that runs to its end."""
