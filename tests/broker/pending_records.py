@@ -9,12 +9,12 @@ from typing import Any, Final
 from attrs import evolve
 
 from tests.store.support import VECTORS, message, open_store
+from tests.store.whole_stores import dispatch
 from trioha.broker.pop_records import PendingCheckPoint, PendingPops, is_pop_record
 from trioha.broker.timer_records import PendingTimer, PendingTimers, has_slot
 from trioha.metadata.documents import TimerCheckPoint
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.metadata.pretty_json import parse_pretty
-from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.message_properties import encode_properties, parse_properties
 from trioha.store.message_store import MessageStore
 from trioha.store.record import Record, decode_record
@@ -109,11 +109,6 @@ def append(store: MessageStore, record: Record) -> None:
         )
     )
     assert result.physical_offset >= 0, result
-
-
-def dispatch(store: MessageStore) -> None:
-    dispatch_to_end(store.dispatcher, store.commit_log)
-    assert store.dispatcher.position == store.commit_log.max_offset
 
 
 def in_timer_topic(records: list[Record]) -> list[Record]:

@@ -11,7 +11,6 @@ from tests.broker.pending_records import (
     SENT,
     TIMERS,
     append,
-    dispatch,
     pending_check_points,
     recorded,
     recorded_offsets,
@@ -19,6 +18,7 @@ from tests.broker.pending_records import (
     with_properties,
 )
 from tests.clocks import Clock
+from tests.store.whole_stores import dispatch
 from trioha.broker.pending import count_pending, pending_text, revived_offsets, stored_check_point
 from trioha.broker_status import PendingStatus
 from trioha.metadata.documents import TimerCheckPoint, TimerState

@@ -18,9 +18,9 @@ from tests.interop.test_features import SHAPE
 from tests.node_process import FILE_BYTES
 from tests.store.crashes import CrashingDisk, PowerCutDisk
 from tests.store.support import cut_store
+from tests.store.whole_stores import dispatch
 from tests.waiting import wait_until
 from trioha.store.checkpoint import Checkpoint
-from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.message_store import MessageStore
 from trioha.store.messages import Message
 from trioha.store.opening import open_store
@@ -60,8 +60,7 @@ def put(store: MessageStore, count: int) -> list[int]:
     ]
     store.syncs.log_sync(log.flushed.offset, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms)()
     log.flushed.advance(log.max_offset)
-    dispatch_to_end(store.dispatcher, log)
-    assert store.dispatcher.position == log.max_offset
+    dispatch(store)
     return offsets
 
 
@@ -107,8 +106,7 @@ def after_a_cut(root: Path, image: Path) -> list[int]:
         there = put(store, MESSAGES)
         sync_queues(store)
         cut_store(store, there[MESSAGES // 2])
-        dispatch_to_end(store.dispatcher, store.commit_log)
-        assert store.dispatcher.position == store.commit_log.max_offset
+        dispatch(store)
         store.puts.enable()
         return there[: MESSAGES // 2] + put(store, MESSAGES)
 

@@ -460,11 +460,7 @@ async def test_what_a_peer_waits_for_ends_with_its_connection_though_there_is_no
         assert server.statistics.in_flight > 100
         await stream.aclose()
         await trio.testing.wait_all_tasks_blocked()
-        assert (server.statistics.in_flight, server.statistics.connections_open, trio.current_time()) == (
-            0,
-            0,
-            0,
-        )
+        assert server.statistics.in_flight == server.statistics.connections_open == trio.current_time() == 0
         # What has come before the end is handled as soon as there is room.
         before = server.statistics.requests
         stream = server.connect(capacity_bytes=TOTAL_BYTES_MAX)

@@ -3,7 +3,7 @@
 import pytest
 from structlog.testing import capture_logs
 
-from tests.remoting.serving import PEER_ADDRESS, Later, failing
+from tests.remoting.serving import PEER_ADDRESS
 from trioha.errors import RemoteProtocolError, StoreError
 from trioha.net.error_boundary import ErrorBoundary
 from trioha.remoting.codec import FrameDecoder, encode
@@ -12,16 +12,34 @@ from trioha.remoting.command import BadRequestError, request, response_to
 from trioha.remoting.in_flight import InFlight
 from trioha.remoting.memory import ClientMemory
 from trioha.remoting.request_handling import RequestHandling
-from trioha.remoting.serving import Peer, ServerLimits, ServerStatistics
+from trioha.remoting.serving import Peer, PendingAnswer, ServerLimits, ServerStatistics
 
 LIMITS = ServerLimits(in_flight_max=2, frame_bytes_max=1 << 16, total_bytes_max=1 << 20)
 ANSWERED, WAITS, REFUSED, DISK, BUG, LARGE, UNSENDABLE = range(1, 8)
 
 
+class Untouched(PendingAnswer):
+    """The test says what comes of it."""
+
+    marks = None
+
+    def watch(self, event, now_s):
+        raise AssertionError("nothing waits here")
+
+    def unwatch(self):
+        raise AssertionError("nothing waits here")
+
+    def is_settled(self, now_s):
+        raise AssertionError("nothing waits here")
+
+    def answer(self):
+        raise AssertionError("the test gives the answer")
+
+
 def handler(asked, peer):
     match asked.code:
         case 2:
-            return Later(failing)
+            return Untouched()
         case 3:
             raise BadRequestError("not for you", code=ResponseCode.NO_PERMISSION)
         case 4:

@@ -4,15 +4,11 @@ import shutil
 
 from tests.descriptors import close_after_test
 from tests.store.support import message, open_store
+from tests.store.whole_stores import dispatch
 from trioha.store.batch_consume_queue import BatchConsumeQueue
-from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.file_cache import FileCache
 from trioha.store.put_status import PutStatus
 from trioha.store.topic_deletion import delete_queues
-
-
-def dispatch(store):
-    dispatch_to_end(store.dispatcher, store.commit_log)
 
 
 def put(store, body, *, topic="Orders", queue_id=0):

@@ -149,21 +149,21 @@ class SocketTransport(trio.abc.HalfCloseableStream):
             await self.wait_readable()
         return data
 
-    def receive_now(self, max_bytes: int) -> bytes | None:
-        """Received bytes, at most `max_bytes`; b"" at the end of the stream, None if none have arrived."""
-        return self._receive_now(max_bytes, 0)
+    def receive_now(self, max_bytes: int, flags: int = 0) -> bytes | None:
+        """Received bytes, at most `max_bytes`; b"" at the end of the stream, None if none have arrived.
 
-    def peek_now(self, max_bytes: int) -> bytes | None:
-        """As `receive_now`, without consuming them."""
-        return self._receive_now(max_bytes, socket.MSG_PEEK)
-
-    def _receive_now(self, max_bytes: int, flags: int) -> bytes | None:
+        `flags` are those of `socket.recv`.
+        """
         try:
             return self._socket.recv(max_bytes, flags)
         except (BlockingIOError, InterruptedError):
             return None
         except OSError as error:
             raise self._translated(error) from error
+
+    def peek_now(self, max_bytes: int) -> bytes | None:
+        """As `receive_now`, without consuming them."""
+        return self.receive_now(max_bytes, socket.MSG_PEEK)
 
     async def receive_into(self, buffer: memoryview) -> int:
         """Receive some bytes into the start of `buffer`; returns how many, 0 at the end of the stream."""

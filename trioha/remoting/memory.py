@@ -262,7 +262,7 @@ class MemoryAccount:
             memory.largest_held_bytes = memory.held_bytes
 
     def set_aside(self, by_bytes: int) -> bool:
-        """Count so many more bytes as set aside; False if there is no room."""
+        """Set `by_bytes` more aside; False, with nothing changed, if they do not fit."""
         memory = self._memory
         if memory.aside_bytes + by_bytes > memory.bytes_max:
             return False
@@ -271,7 +271,7 @@ class MemoryAccount:
         return True
 
     def end_aside(self, by_bytes: int) -> None:
-        """So many bytes are set aside no more."""
+        """Give back `by_bytes` that were set aside."""
         self.aside_bytes -= by_bytes
         self._memory.aside_bytes -= by_bytes
 

@@ -96,10 +96,8 @@ class _Lane:
     sends: deque[tuple[Wait, PendingAnswer]] = field(factory=deque)
     """Oldest first."""
     woken: trio.Event = field(factory=trio.Event)
-    due_s: float = math.inf
-    """Deadline of the first one."""
     alarm: trio.CancelScope = field(factory=trio.CancelScope)
-    """Cancelled at `due_s`, or at the deadline of one before: moving a deadline costs as much as a wait."""
+    """Cancelled at the deadline of the first one, or of one before: moving it costs as much as a wait."""
 
     def add(self, wait: Wait, answer: PendingAnswer) -> None:
         """One more, after all others."""
@@ -109,9 +107,9 @@ class _Lane:
 
     def watch(self, now_s: float) -> None:
         """Have the task woken for the first one."""
-        self.due_s = self.sends[0][1].watch(self.woken, now_s)
-        if self.due_s < self.alarm.deadline:  # noqa: PLR1730 - setting it costs the same if it is as before
-            self.alarm.deadline = self.due_s
+        due_s = self.sends[0][1].watch(self.woken, now_s)
+        if due_s < self.alarm.deadline:  # noqa: PLR1730 - setting it costs the same if it is as before
+            self.alarm.deadline = due_s
 
 
 class ServerConnection:
